@@ -1,0 +1,61 @@
+"""From the remains of a failed source to the likely cause, in a sentence."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TAIL_LINES = 12
+
+_PATTERNS = (
+    (r"No space left on device", "the disk is full; free some space or name another folder with --out"),
+    (r"operator torchvision::nms does not exist", "torchvision does not fit torch; uninstall torchvision"),
+    (r"unexpected keyword argument '([^']+)'", "vLLM has no engine argument {0!r}; check --engine"),
+    (r"(?:No module named|cannot import name) '([^']+)'", "the source cannot import {0!r}; check its interpreter"),
+    (r"validation errors? for (\w+)[\s\S]*?\n\s+(.+?) \[type=", "vLLM refused an engine argument: {1}; check --engine"),
+    (r"[Mm]emory on node .* (?:is less than|than requested)|out of memory|OutOfMemory|Cannot allocate memory",
+     "there is not enough memory; lower it with --engine gpu_memory_utilization=... or kv_cache_memory_bytes=..."),
+    (r"Repo id must|is not a valid model identifier|LocalEntryNotFound|couldn't connect|MaxRetryError|OfflineMode",
+     "the model could not be fetched; name a local folder with --model"),
+    (r"Python\.h|No C\+\+ compiler|InvalidCxxCompiler", "there is no working C++ compiler; install one (g++)"),
+)  # fmt: skip
+"""Regular expressions over the end of the log, and what they mean."""
+
+
+_EXCEPTION = re.compile(r"\b(\w*(?:Error|Exception): .+)")
+_CONSEQUENCE = re.compile(r"See (?:root cause|stack trace)|Failed core proc|initialization failed")
+"""Exceptions that only report that another process failed first."""
+
+
+def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
+    """The last non-empty lines of a log, without control characters."""
+    with log.open("rb") as handle:
+        handle.seek(max(0, log.stat().st_size - 65536))
+        text = handle.read().decode("utf-8", "replace")
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]", "", line).rstrip() for line in text.splitlines()]
+    return [line for line in lines if line][-count:]
+
+
+def likely_cause(log: Path, error: Mapping[str, Any] | None, status: int | None) -> str:
+    """Why the source ended, as far as its log, its error report and its exit status tell."""
+    if shutil.disk_usage(log.parent).free < 1 << 20:
+        return _PATTERNS[0][1]
+    text = "\n".join(last_lines(log, 2000))
+    if error is not None:
+        text += f"\n{error.get('type')}: {error.get('message')}"
+    for pattern, meaning in _PATTERNS:
+        found = re.search(pattern, text)
+        if found:
+            return meaning.format(*found.groups())
+    causes = [line for line in _EXCEPTION.findall(text) if not _CONSEQUENCE.search(line)]
+    if causes:
+        return causes[0]
+    if error is not None:
+        message = str(error.get("message", "")).strip().splitlines()
+        return f"{error.get('type')}: {message[0] if message else 'no message'}"
+    if status is not None and status < 0:
+        return f"it was ended by signal {-status}"
+    return "its log does not say"

@@ -1,0 +1,77 @@
+"""Starting and ending child processes, each the head of its own process group."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+GRACE = 10.0
+"""Seconds between asking a process group to end and killing it."""
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    pass_fds: Sequence[int] = (),
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a command as the head of a new session, so that a Ctrl-C in the terminal reaches localize alone."""
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        pass_fds=pass_fds,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def end_group(process: subprocess.Popen[bytes], grace: float = GRACE) -> int:
+    """End a process and everything in its group; return the exit status of the process."""
+    _signal_group(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline and (process.poll() is None or group_lives(process.pid)):
+        time.sleep(0.05)
+    _signal_group(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def group_lives(group: int) -> bool:
+    """Whether any process of the group is left."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def pump(stream: IO[bytes], name: str, into: queue.Queue[tuple[str, dict[str, Any] | None]]) -> threading.Thread:
+    """Read JSON lines from `stream` into a queue as (name, object), and (name, None) at its end."""
+
+    def work() -> None:
+        with stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):
+                    into.put((name, json.loads(line)))
+        into.put((name, None))
+
+    thread = threading.Thread(target=work, name=f"localizer-{name}", daemon=True)
+    thread.start()
+    return thread

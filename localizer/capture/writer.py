@@ -1,0 +1,129 @@
+"""The writer process: takes frames from the ring, hashes rows, writes shards; one for each worker.
+
+It runs in localizer's own interpreter. Standard input carries its orders, one a line: `group PGID` names the
+source's process group, `finish` says that the source has ended. When the input ends without `finish`, localize is
+gone: the writer kills the source, keeps what the ring still holds, and ends. Its last line on standard output is a
+JSON object: what was recorded, or the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from localizer.store.reader import Capture
+from localizer.store.schema import Site
+from localizer.store.writer import RankWriter, StreamError
+from localizer.wire.ring import MESSAGE, Ring
+from localizer.wire.spec import INPUT_IDS, POSITIONS
+
+
+class Orders:
+    """What localize says on standard input."""
+
+    def __init__(self) -> None:
+        self.finished = threading.Event()
+        self._group = 0
+        threading.Thread(target=self._listen, name="localizer-orders", daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            order, _, argument = line.strip().partition(" ")
+            if order == "group":
+                self._group = int(argument)
+            elif order == "finish":
+                self.finished.set()
+                return
+        if self._group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._group, signal.SIGKILL)
+        self.finished.set()
+
+
+def payload_sites(sites: list[Site], choice: str) -> frozenset[str] | None:
+    """Names of the sites whose rows are kept: of all (None), of the first tapped attention layer, or of none."""
+    if choice == "all":
+        return None
+    names = [site.name for site in sites if site.rows == "all" and site.name not in (INPUT_IDS, POSITIONS)]
+    if choice == "none" or not names:
+        return frozenset()
+    layer = names[0].rpartition("/")[0]
+    return frozenset(name for name in names if name.rpartition("/")[0] == layer)
+
+
+class Stream:
+    """Applies the frames of one ring to one rank's writer."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        capture = Capture(folder)
+        prompts = [capture.prompts[name] for name in capture.requests]
+        self._choice = capture.open.observer.payload
+        self.not_applicable: dict[str, str] = {}
+        self.rank = RankWriter(folder, rank, capture.requests, prompts)
+
+    def message(self, content: dict[str, Any]) -> None:
+        """Apply one JSON message of the worker."""
+        match content.pop("type"):
+            case "sites":
+                sites = [Site(name=name, rows=rows) for name, rows in content["sites"]]
+                self.not_applicable = content["not_applicable"]
+                self.rank.register(sites, payload_sites(sites, self._choice))
+            case "layout":
+                self.rank.layout(content["site"], content["dtype"], content["shape"])
+            case "round":
+                self.rank.round(content["names"])
+            case "step":
+                self.rank.begin_step(
+                    content["step"],
+                    content["requests"],
+                    content["counts"],
+                    content["tokens"],
+                    content["positions"],
+                    content["logits"],
+                )
+            case "end":
+                self.rank.end_step(content["sampled"])
+            case other:
+                raise StreamError(f"the worker sent the unknown message {other!r}")
+
+
+def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
+    """Take frames until the ring is closed or the source is gone; return the summary or the error."""
+    try:
+        stream = Stream(folder, rank)
+        for frame in ring.frames(orders.finished.is_set):
+            if frame.kind == MESSAGE:
+                stream.message(json.loads(bytes(frame.body)))
+            else:
+                site, first, count = frame.args[:3]
+                stream.rank.rows(site, first, count, frame.body)
+        summary = asdict(stream.rank.close())
+    except (OSError, StreamError) as error:
+        ring.fail()
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return {"event": "failed", "what": "disk" if isinstance(error, OSError) else "stream", "reason": reason}
+    summary["sites"] = msgspec.to_builtins(summary["sites"])
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"event": "written", "not_applicable": stream.not_applicable, "peak_memory": memory, **summary}
+
+
+def main() -> None:
+    """`python -m localizer.capture.writer RING_FD FOLDER RANK`."""
+    ring_fd, folder, rank = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    result = work(Ring(ring_fd), folder, rank, Orders())
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

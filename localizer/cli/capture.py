@@ -1,0 +1,94 @@
+"""`localize capture`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from localizer.capture.session import CaptureRequest, capture
+from localizer.cli.options import captures_root
+from localizer.cli.progress import ConsoleProgress
+from localizer.report.captures import made
+from localizer.store.reader import Capture
+from localizer.workload.plan import MATRIX, parse_pairs
+
+
+@click.command("capture")
+@click.argument("name")
+@click.option("--model", required=True, help="Model folder, hub name, or the built-in 'tiny'.")
+@click.option("--python", default=sys.executable, help="Interpreter of the source.  [default: localizer's own]")
+@click.option(
+    "--overlay",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with a vllm/ tree whose files stand in for those of the installed vLLM.",
+)
+@click.option("--matrix", default=MATRIX, show_default=True, help="Batch sizes of the rounds of one pass.")
+@click.option("--repeats", default=2, show_default=True, type=click.IntRange(1, 1000), help="Passes over the matrix.")
+@click.option("--prompt-tokens", default=16, show_default=True, type=click.IntRange(1), help="Length of each prompt.")
+@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(1), help="New tokens a request.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the prompts.")
+@click.option("--layers", default="all", show_default=True, help="Attention layers to tap: first, all, or 0,5-9.")
+@click.option(
+    "--payload",
+    default="first",
+    show_default=True,
+    type=click.Choice(["none", "first", "all"]),
+    help="Whose rows are kept beside their digests: no site's, the first tapped layer's, or every site's.",
+)
+@click.option("--engine", multiple=True, metavar="KEY=VALUE", help="vLLM engine argument; JSON values are accepted.")
+@click.option("--env", multiple=True, metavar="KEY=VALUE", help="Environment variable of the source.")
+@click.option("--taps/--no-taps", default=True, help="Without taps only the returned tokens are kept.")
+@captures_root
+@click.pass_context
+def command(
+    ctx: click.Context,
+    name: str,
+    model: str,
+    python: str,
+    overlay: Path | None,
+    matrix: str,
+    repeats: int,
+    prompt_tokens: int,
+    max_tokens: int,
+    seed: int,
+    layers: str,
+    payload: str,
+    engine: tuple[str, ...],
+    env: tuple[str, ...],
+    taps: bool,
+    root: Path,
+) -> int:
+    """Run a workload on a vLLM and record what it computes.
+
+    The capture goes under the next number of NAME: captures/NAME/0001, 0002, ... Nothing is overwritten.
+    Exit codes: 0 complete, 2 failed, 3 incomplete.
+    """
+    progress = ConsoleProgress(name)
+    try:
+        folder = capture(
+            CaptureRequest(
+                name=name,
+                root=root,
+                model=model,
+                python=python,
+                overlay=overlay,
+                matrix=matrix,
+                repeats=repeats,
+                prompt_tokens=prompt_tokens,
+                max_tokens=max_tokens,
+                seed=seed,
+                layers=layers,
+                payload=payload,
+                engine=parse_pairs(engine, "--engine", values=True),
+                environment=parse_pairs(env, "--env", values=False),
+                taps=taps,
+            ),
+            progress,
+        )
+    finally:
+        progress.close()
+    taken = Capture(folder)
+    click.echo(made(taken))
+    return 0 if taken.complete else 3

@@ -1,0 +1,1 @@
+"""Align -> compare -> localize -> verdict: what two captures say about each other, as plain data."""

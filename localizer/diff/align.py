@@ -1,0 +1,126 @@
+"""Which row of the candidate is asked to compute the same as which row of the parent, and at which sites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from localizer.store import schema
+from localizer.store.reader import Capture, Table
+
+BY_REQUEST, BY_PREFIX = "request+prefix", "prefix"
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The plan of a comparison.
+
+    Attributes:
+        by: "request+prefix" or "prefix"; rows of equal key pair in the order in which they were computed.
+        candidate, parent: int64 [pairs], row i of the one pairs with row i of the other; `candidate` ascends.
+        unpaired_candidate, unpaired_parent: int64, the other rows.
+        without_prefix: rows (candidate, parent) whose prefix is unknown; they are among the unpaired.
+        sites: names of the shared sites, in the candidate's execution order.
+        candidate_sites, parent_sites: int64 [sites], their columns in the two tables.
+        candidate_only, parent_only: names of the other sites.
+    """
+
+    by: str
+    candidate: np.ndarray
+    parent: np.ndarray
+    unpaired_candidate: np.ndarray
+    unpaired_parent: np.ndarray
+    without_prefix: tuple[int, int]
+    sites: tuple[str, ...]
+    candidate_sites: np.ndarray
+    parent_sites: np.ndarray
+    candidate_only: tuple[str, ...]
+    parent_only: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.candidate)
+
+
+def workloads_equal(candidate: Capture, parent: Capture) -> bool:
+    """Whether both sources got the same rounds of the same prompts, so that request ids mean the same."""
+    one, other = candidate.open.workload, parent.open.workload
+    if schema.rounds(one.matrix, one.repeats) != schema.rounds(other.matrix, other.repeats):
+        return False
+    used = max(one.matrix, default=0)
+    return one.prompts[:used] == other.prompts[:used]
+
+
+def align(candidate: Capture, parent: Capture) -> Alignment:
+    """Pair rows and sites of two captures."""
+    equal = workloads_equal(candidate, parent)
+    left, right = pair_rows(candidate.table, parent.table, with_request=equal)
+    ours = {site.name: index for index, site in enumerate(candidate.sites)}
+    theirs = {site.name: index for index, site in enumerate(parent.sites)}
+    shared = tuple(name for name in ours if name in theirs)
+    return Alignment(
+        by=BY_REQUEST if equal else BY_PREFIX,
+        candidate=left,
+        parent=right,
+        unpaired_candidate=_others(left, len(candidate.table)),
+        unpaired_parent=_others(right, len(parent.table)),
+        without_prefix=(int((~_known(candidate.table)).sum()), int((~_known(parent.table)).sum())),
+        sites=shared,
+        candidate_sites=np.array([ours[name] for name in shared], np.int64),
+        parent_sites=np.array([theirs[name] for name in shared], np.int64),
+        candidate_only=tuple(name for name in ours if name not in theirs),
+        parent_only=tuple(name for name in theirs if name not in ours),
+    )
+
+
+def pair_rows(candidate: Table, parent: Table, *, with_request: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (candidate, parent) of equal key, the k-th occurrence with the k-th; int64 [pairs] each.
+
+    The key is the prefix, and the request's index where `with_request`. Rows without a prefix never pair.
+    """
+    left, right = np.flatnonzero(_known(candidate)), np.flatnonzero(_known(parent))
+    ours, theirs = _keys(candidate, left, with_request), _keys(parent, right, with_request)
+    if len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True)):
+        return left, right  # the usual case: the same rows in the same order
+    keys = [np.concatenate(both) for both in zip(ours, theirs, strict=True)]
+    order = np.lexsort(keys)
+    starts = np.ones(len(order), np.bool_)
+    starts[1:] = np.any([key[order[1:]] != key[order[:-1]] for key in keys], axis=0)
+    group = np.empty(len(order), np.int64)
+    group[order] = np.cumsum(starts)
+    split = len(left)
+    width = len(order) + 1
+    one = group[:split] * width + _ranks(group[:split])
+    other = group[split:] * width + _ranks(group[split:])
+    _, at_left, at_right = np.intersect1d(one, other, assume_unique=True, return_indices=True)
+    by_row = np.argsort(at_left)
+    return left[at_left[by_row]], right[at_right[by_row]]
+
+
+def _known(table: Table) -> np.ndarray:
+    """Bool [rows]: whether the prefix is known (an unknown one is all zero)."""
+    known: np.ndarray = table.prefix.any(axis=1)
+    return known
+
+
+def _keys(table: Table, rows: np.ndarray, with_request: bool) -> list[np.ndarray]:
+    prefix = np.ascontiguousarray(table.prefix).view(np.uint64)
+    keys = [prefix[rows, 0], prefix[rows, 1]]
+    return [*keys, table.columns["request"][rows]] if with_request else keys
+
+
+def _ranks(group: np.ndarray) -> np.ndarray:
+    """For each item its number, from 0, among the items of the same group, in order."""
+    order = np.argsort(group, kind="stable")
+    found = group[order]
+    starts = np.flatnonzero(np.r_[True, found[1:] != found[:-1]]) if len(found) else np.zeros(0, np.int64)
+    lengths = np.diff(np.r_[starts, len(found)])
+    ranks = np.empty(len(group), np.int64)
+    ranks[order] = np.arange(len(group)) - np.repeat(starts, lengths)
+    return ranks
+
+
+def _others(rows: np.ndarray, total: int) -> np.ndarray:
+    rest = np.ones(total, np.bool_)
+    rest[rows] = False
+    return np.flatnonzero(rest)

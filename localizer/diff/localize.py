@@ -1,0 +1,223 @@
+"""Where the first difference enters, in causal order: step, request, position, execution order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from localizer.diff import numerics
+from localizer.diff.align import Alignment
+from localizer.diff.compare import Comparison
+from localizer.diff.details import Details
+from localizer.diff.keyvalue import key_value_rows
+from localizer.diff.places import FINAL, INPUTS, LM_HEAD, OUTPUT, QKV, SAMPLER, Place, place, upstream
+from localizer.diff.result import (
+    Amplifier,
+    Both,
+    Finding,
+    RequestFirst,
+    Segment,
+    SiteResult,
+    Unobserved,
+)
+from localizer.store.reader import Capture
+from localizer.store.schema import KINDS
+from localizer.wire.spec import LOGITS
+
+BLAMES = ("inputs", "code-between", "attention", "final", "lm-head", "sampler", "unobserved")
+"""What a segment holds; "unobserved" says that nothing upstream was compared on the row."""
+
+WRONG_INPUTS, CODE_BETWEEN, IN_ATTENTION, IN_FINAL, IN_LM_HEAD, IN_SAMPLER, NOTHING_UPSTREAM = BLAMES
+
+DETAILED_REQUESTS = 256
+"""Requests whose own first difference is described from its payload."""
+
+READ_ROWS = 8
+"""Differing rows read per site, the causally first, for the site's worst class."""
+
+SCANNED_LOGITS = 512
+"""Differing logits rows searched for the first argmax flip."""
+
+
+@dataclass(frozen=True)
+class CausalOrder:
+    """Pairs with a difference, the causally first first.
+
+    Attributes:
+        pairs: int64 [n], indices into the alignment.
+        site: int64 [n], for each the first differing site, an index into the shared sites.
+        request: int32 [n], for each the index of the candidate's request.
+    """
+
+    pairs: np.ndarray
+    site: np.ndarray
+    request: np.ndarray
+
+
+def causal_order(candidate: Capture, alignment: Alignment, differ: np.ndarray) -> CausalOrder:
+    """Sort the differing pairs by the candidate's (step, request, position)."""
+    pairs = np.flatnonzero(differ.any(axis=1))
+    rows, columns = alignment.candidate[pairs], candidate.table.columns
+    order = np.lexsort((columns["position"][rows], columns["request"][rows], columns["step"][rows]))
+    pairs = pairs[order]
+    first_site = differ[pairs].argmax(axis=1) if len(pairs) else np.zeros(0, np.int64)
+    return CausalOrder(pairs, first_site, columns["request"][rows[order]])
+
+
+class Localizer:
+    """Turns differing pairs into findings."""
+
+    def __init__(
+        self,
+        candidate: Capture,
+        parent: Capture,
+        alignment: Alignment,
+        comparison: Comparison,
+        details: Details,
+    ) -> None:
+        self._candidate, self._parent = candidate, parent
+        self._alignment, self._comparison = alignment, comparison
+        self._details = details
+        self._places = [place(name) for name in alignment.sites]
+        self._order = causal_order(candidate, alignment, comparison.differ)
+        self._all_layers = candidate.open.observer.layers == parent.open.observer.layers == "all"
+        self._skipped = {
+            name
+            for capture in (candidate, parent)
+            if capture.manifest is not None
+            for name in capture.manifest.not_applicable
+        }
+
+    def first(self) -> Finding | None:
+        """The causally first difference."""
+        return self._finding(0) if len(self._order.pairs) else None
+
+    def requests(self) -> list[RequestFirst]:
+        """The first difference of each request, in causal order."""
+        _, where = np.unique(self._order.request, return_index=True)
+        findings = [
+            self._finding(int(index), detailed=number < DETAILED_REQUESTS)
+            for number, index in enumerate(np.sort(where))
+        ]
+        return [RequestFirst(request=finding.request, first=finding) for finding in findings]
+
+    def amplifier(self) -> Amplifier | None:
+        """The first row whose argmax flips; None where there is none among the rows read, or no payload."""
+        if LOGITS not in self._alignment.sites or not self._details.stored(LOGITS):
+            return None
+        site = self._alignment.sites.index(LOGITS)
+        differing = self._order.pairs[self._comparison.differ[self._order.pairs, site]]
+        for pair in differing[:SCANNED_LOGITS]:
+            row, other = int(self._alignment.candidate[pair]), int(self._alignment.parent[pair])
+            found = self._details.logits(row, other)
+            if found is not None and found.argmax_flip:
+                request, position, step = self._row(row)
+                return Amplifier(request=request, position=position, step=step, logits=found)
+        return None
+
+    def sites(self) -> list[SiteResult]:
+        """Every shared site on all paired rows."""
+        compared = self._comparison.compared.sum(axis=0)
+        differ = self._comparison.differ.sum(axis=0)
+        results = []
+        for index, name in enumerate(self._alignment.sites):
+            read = self._worst_rows(index) if differ[index] else []
+            kind, ulp = numerics.worst(read)
+            results.append(
+                SiteResult(
+                    site=name,
+                    rows_compared=int(compared[index]),
+                    rows_differ=int(differ[index]),
+                    missing=Both(
+                        candidate=int(self._comparison.missing_candidate[index]),
+                        parent=int(self._comparison.missing_parent[index]),
+                    ),
+                    class_=kind,
+                    max_ulp=ulp,
+                    rows_read=sum(detail.class_ is not None for detail in read),
+                )
+            )
+        return results
+
+    def _worst_rows(self, site: int) -> list[numerics.Detail]:
+        pairs = self._order.pairs[self._comparison.differ[self._order.pairs, site]][:READ_ROWS]
+        name = self._alignment.sites[site]
+        return [
+            self._details.of(name, int(self._alignment.candidate[pair]), int(self._alignment.parent[pair]))
+            for pair in pairs
+        ]
+
+    def _row(self, row: int) -> tuple[str, int, int]:
+        columns = self._candidate.table.columns
+        request = self._candidate.requests[columns["request"][row]]
+        return request, int(columns["position"][row]), int(columns["step"][row])
+
+    def _finding(self, number: int, *, detailed: bool = True) -> Finding:
+        pair, site = int(self._order.pairs[number]), int(self._order.site[number])
+        row, other = int(self._alignment.candidate[pair]), int(self._alignment.parent[pair])
+        compared = self._comparison.compared[pair].tolist()
+        after = upstream(self._places, site, compared)
+        before = self._places[site]
+        start = None if after is None else self._places[after]
+        blame = blame_of(start, before)
+        request, position, step = self._row(row)
+        name = before.name
+        detail = self._details.of(name, row, other) if detailed else numerics.Detail()
+        theirs = self._parent.table.columns
+        return Finding(
+            request=request,
+            position=position,
+            kind=KINDS[self._candidate.table.columns["kind"][row]],
+            step=step,
+            site=name,
+            segment=Segment(after=None if start is None else start.name, before=name),
+            blame=blame,
+            class_=detail.class_,
+            elements_differ=detail.elements_differ,
+            elements=detail.elements,
+            first_element=detail.first_element,
+            max_ulp=detail.max_ulp,
+            max_abs=detail.max_abs,
+            max_rel=detail.max_rel,
+            cosine=detail.cosine,
+            values=detail.values,
+            logits=self._details.logits(row, other) if detailed and name == LOGITS else None,
+            key_value=key_value_rows(self._candidate, self._alignment, self._comparison, pair, before.layer)
+            if detailed and before.stage == OUTPUT
+            else None,
+            unobserved=self._unobserved(after, site, compared),
+            parent_request=self._parent.requests[theirs["request"][other]],
+            parent_step=int(theirs["step"][other]),
+        )
+
+    def _unobserved(self, after: int | None, site: int, compared: Sequence[bool]) -> Unobserved:
+        """What lies inside the segment that ends at `site` without having been compared on the row."""
+        before = self._places[site]
+        start = None if after is None else self._places[after]
+        inside = [] if after is None else [i for i in range(after + 1, site) if not compared[i]]
+        sites = [self._places[i].name for i in inside if self._places[i].group != before.group]
+        if before.stage == OUTPUT:
+            there = {self._places[i].name for i in range(site) if compared[i]}
+            parts = [f"{before.layer}/{part}" for part in ("query", "key", "value")]
+            sites += [name for name in parts if name not in there and name not in sites]
+        sites = [name for name in sites if name not in self._skipped]
+        low = None if start is None else -1 if start.stage == INPUTS else start.number
+        layers = list(range(low + 1, before.number)) if low is not None and before.number is not None else []
+        if start is not None and before.stage in (FINAL, LM_HEAD, SAMPLER):
+            layers = sorted({number for i in inside if (number := self._places[i].number) not in (None, low)})
+        later = not self._all_layers and start is not None and start.stage in (INPUTS, QKV, OUTPUT)
+        return Unobserved(layers=layers, sites=sites, later_layers=later and not before.layer)
+
+
+def blame_of(after: Place | None, before: Place) -> str:
+    """What the segment between two sites holds, as one of `BLAMES`."""
+    if before.stage == INPUTS:
+        return WRONG_INPUTS
+    if after is None:
+        return NOTHING_UPSTREAM
+    if before.stage == OUTPUT and after.stage == QKV and after.layer == before.layer:
+        return IN_ATTENTION
+    whole = {(FINAL, OUTPUT): IN_FINAL, (LM_HEAD, FINAL): IN_LM_HEAD, (SAMPLER, LM_HEAD): IN_SAMPLER}
+    return whole.get((before.stage, after.stage), CODE_BETWEEN)

@@ -1,0 +1,166 @@
+"""The whole diff of two captures: check, align, compare, localize, decide."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from localizer.diff import settings, verdict
+from localizer.diff.align import Alignment, align, workloads_equal
+from localizer.diff.compare import Comparison, compare
+from localizer.diff.details import Details
+from localizer.diff.localize import Localizer
+from localizer.diff.result import (
+    NO_CONTROL,
+    Both,
+    CaptureFacts,
+    Cause,
+    Coverage,
+    Finding,
+    PairCoverage,
+    Result,
+    RowCoverage,
+    Rows,
+    SiteCoverage,
+    Symptom,
+)
+from localizer.diff.tokens import DecidingSteps, TokenComparison, compare_tokens
+from localizer.store.reader import Capture
+
+
+def diff(candidate: Capture, parent: Capture) -> Result:
+    """Compare two captures.
+
+    Raises:
+        DamagedCapture: a capture is not what its records say; checked before anything is compared.
+    """
+    candidate.check()
+    parent.check()
+    equal = workloads_equal(candidate, parent)
+    alignment = align(candidate, parent)
+    parity = compare_tokens(candidate, parent, equal_workloads=equal)
+    obstacles = verdict.not_comparable(candidate, parent, parity.tokens, len(alignment))
+    comparison = nothing(alignment) if obstacles else compare(candidate, parent, alignment)
+    coverage = cover(candidate, parent, alignment, comparison, parity)
+    details = Details(candidate, parent)
+    localizer = Localizer(candidate, parent, alignment, comparison, details)
+    first = localizer.first()
+    incomplete = verdict.incompleteness(candidate, parent, coverage)
+    found, reasons = verdict.decide(
+        obstacles, incomplete, verdict.unsteady(parity.tokens), parity.tokens, coverage.pairs.differ
+    )
+    return Result(
+        verdict=found,
+        attribution=NO_CONTROL,
+        reasons=reasons,
+        workloads_equal=equal,
+        captures=Both(candidate=_facts(candidate), parent=_facts(parent)),
+        tokens=parity.tokens,
+        first=first,
+        rows=Rows(
+            cause=_cause(first),
+            amplifier=localizer.amplifier(),
+            symptom=_symptom(candidate, parent, alignment, parity, details),
+        ),
+        requests=localizer.requests(),
+        sites=[] if obstacles else localizer.sites(),
+        coverage=coverage,
+        differences=settings.differences(candidate, parent),
+    )
+
+
+def nothing(alignment: Alignment) -> Comparison:
+    """The comparison of what is not comparable."""
+    shape = len(alignment), len(alignment.sites)
+    none = np.zeros(shape[1], np.int64)
+    return Comparison(np.zeros(shape, np.bool_), np.zeros(shape, np.bool_), none, none)
+
+
+def cover(
+    candidate: Capture, parent: Capture, alignment: Alignment, comparison: Comparison, parity: TokenComparison
+) -> Coverage:
+    """What was really compared."""
+    skipped: dict[str, str] = {}
+    for capture in (parent, candidate):
+        skipped.update(capture.manifest.not_applicable if capture.manifest is not None else {})
+    ours = {request.candidate: request.first for request in parity.requests}
+    theirs = {request.parent: request.first for request in parity.requests}
+    files = candidate.open.workload.model.files, parent.open.workload.model.files
+    return Coverage(
+        rows=RowCoverage(
+            paired_by=alignment.by,
+            candidate=len(candidate.table),
+            parent=len(parent.table),
+            paired=len(alignment),
+            unpaired=Both(candidate=len(alignment.unpaired_candidate), parent=len(alignment.unpaired_parent)),
+            past_token_difference=Both(
+                candidate=_past_difference(candidate, alignment.unpaired_candidate, ours),
+                parent=_past_difference(parent, alignment.unpaired_parent, theirs),
+            ),
+            without_prefix=Both(candidate=alignment.without_prefix[0], parent=alignment.without_prefix[1]),
+        ),
+        sites=SiteCoverage(
+            shared=len(alignment.sites),
+            candidate_only=list(alignment.candidate_only),
+            parent_only=list(alignment.parent_only),
+            not_applicable=skipped,
+        ),
+        pairs=PairCoverage(
+            compared=int(comparison.compared.sum()),
+            differ=int(comparison.differ.sum()),
+            missing=Both(
+                candidate=int(comparison.missing_candidate.sum()), parent=int(comparison.missing_parent.sum())
+            ),
+        ),
+        layers=Both(candidate=candidate.open.observer.layers, parent=parent.open.observer.layers),
+        payload=Both(candidate=len(candidate.payload), parent=len(parent.payload)),
+        model_files_equal=files[0] == files[1] if all(files) else None,
+    )
+
+
+def _past_difference(capture: Capture, rows: np.ndarray, first: dict[str, int | None]) -> int:
+    """How many of `rows` lie at or behind the first different token of their request."""
+    never = np.iinfo(np.int64).max
+    limits = np.full(len(capture.requests), never, np.int64)
+    for number, name in enumerate(capture.requests):
+        index = first.get(name)
+        if index is not None:
+            limits[number] = len(capture.prompts[name]) + index
+    columns = capture.table.columns
+    return int((columns["position"][rows] >= limits[columns["request"][rows]]).sum())
+
+
+def _facts(capture: Capture) -> CaptureFacts:
+    return CaptureFacts(
+        label=capture.label,
+        path=str(capture.folder),
+        created=capture.open.created,
+        vllm=capture.open.source.vllm,
+        state="complete" if capture.complete else "incomplete",
+    )
+
+
+def _cause(first: Finding | None) -> Cause | None:
+    if first is None:
+        return None
+    return Cause(request=first.request, position=first.position, step=first.step, site=first.site)
+
+
+def _symptom(
+    candidate: Capture, parent: Capture, alignment: Alignment, parity: TokenComparison, details: Details
+) -> Symptom | None:
+    """The first differing token, with the logits of the row that decided it where both kept them."""
+    first = parity.tokens.first
+    if first is None or parity.first is None:
+        return None
+    row = DecidingSteps(candidate).row(parity.first.candidate, first.output_index)
+    logits = None
+    if row is not None:
+        pair = np.flatnonzero(alignment.candidate == row)
+        logits = details.logits(row, int(alignment.parent[pair[0]])) if len(pair) else None
+    return Symptom(
+        request=first.request,
+        position=first.position,
+        output_index=first.output_index,
+        step=parity.first_step,
+        logits=logits,
+    )

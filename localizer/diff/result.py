@@ -1,0 +1,329 @@
+"""The result of a diff: one tree of records, from which every report is rendered (docs/result.md)."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+SCHEMA = 1
+
+IDENTICAL, DIVERGED, INCONCLUSIVE = "identical", "diverged", "inconclusive"
+NO_CONTROL = "no-control"
+CANDIDATE, PARENT = "candidate", "parent"
+
+T = TypeVar("T")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all records: immutable, keyword only."""
+
+
+class Both(Record, Generic[T], frozen=True, kw_only=True):
+    """The same fact of both captures."""
+
+    candidate: T
+    parent: T
+
+
+class Reason(Record, frozen=True, kw_only=True):
+    """Something that limits the verdict or stands beside it; its sentence is made in `report/`.
+
+    Attributes:
+        code: see `localizer.diff.verdict`.
+        source: "candidate", "parent", or None when it concerns both.
+        detail: text kept from a capture (untrusted), else empty.
+        count: how many, where something is counted.
+    """
+
+    code: str
+    source: str | None = None
+    detail: str = ""
+    count: int = 0
+
+
+class CaptureFacts(Record, frozen=True, kw_only=True):
+    """Which capture was read: label NAME/NNNN, folder as given, ISO time, vLLM version, "complete" or not."""
+
+    label: str
+    path: str
+    created: str
+    vllm: str
+    state: str
+
+
+class TokenFirst(Record, frozen=True, kw_only=True):
+    """The earliest token that differs; `position` is absolute (prompt length + output index)."""
+
+    request: str
+    position: int
+    output_index: int
+
+
+class Tokens(Record, frozen=True, kw_only=True):
+    """Token parity of the paired requests.
+
+    Attributes:
+        paired_by: "request" when the workloads are equal, else "prompt" (equal prompt, order of appearance).
+        requests, requests_differ: paired requests that both sides have tokens of, and those that differ.
+        positions, positions_differ: output positions; where a finished pair has unequal lengths every missing
+            one differs.
+        requests_unpaired: requests that have no counterpart or no tokens on one side.
+        requests_unfinished: paired requests that one side did not finish: only their common length counts.
+        prompts_equal: whether every prompt that both use at the same index is the same.
+        repeats_equal: whether later passes returned the tokens of the first; None with one pass.
+        first: the earliest difference.
+    """
+
+    requests: int
+    requests_differ: int
+    positions: int
+    positions_differ: int
+    prompts_equal: bool
+    repeats_equal: Both[bool | None] | None
+    first: TokenFirst | None
+    paired_by: str
+    requests_unpaired: int
+    requests_unfinished: int
+
+
+class Segment(Record, frozen=True, kw_only=True):
+    """The code between two sites: `after` is equal (None: nothing upstream compared), `before` differs."""
+
+    after: str | None
+    before: str
+
+
+class Unobserved(Record, frozen=True, kw_only=True):
+    """What is known to lie inside a segment without having been compared on that row.
+
+    Attributes:
+        layers: numbers of layers of which no site was compared.
+        sites: names of sites.
+        later_layers: layers after the last recorded one may lie inside, since not all layers were recorded.
+    """
+
+    layers: list[int] = []
+    sites: list[str] = []
+    later_layers: bool = False
+
+
+class KeyValueRows(Record, frozen=True, kw_only=True):
+    """Key and value rows, as written, of the earlier positions that an attention output read.
+
+    Attributes:
+        positions: earlier positions of the request.
+        equal, differ, not_compared: how many of them; `not_compared` were not recorded on both sides.
+    """
+
+    positions: int
+    equal: int
+    differ: int
+    not_compared: int
+
+
+class Value(Record, frozen=True, kw_only=True):
+    """One element: its bytes, most significant first, and its decimal value."""
+
+    hex: str
+    decimal: str
+
+
+class TopTwo(Record, frozen=True, kw_only=True):
+    """The two highest logits of a row: token ids, values, their distance, and whether they tie."""
+
+    top1: int
+    top1_value: float
+    top2: int | None
+    top2_value: float | None
+    margin: float | None
+    tie: bool
+
+
+class Logits(Record, frozen=True, kw_only=True):
+    """What a pair of logits rows says about the token; a tie explains a flip, it does not excuse it."""
+
+    candidate: TopTwo
+    parent: TopTwo
+    argmax_flip: bool
+
+
+class Finding(Record, frozen=True, kw_only=True):
+    """A differing row of a site, with what lies upstream of it.
+
+    Fields that need payload are None where only digests were kept.
+
+    Attributes:
+        request, position, kind, step, site: the row in the candidate; `step` counts over the capture from 0.
+        parent_request, parent_step: the row it was paired with.
+        segment, blame, unobserved: see `localizer.diff.localize`.
+        key_value: only for attention outputs.
+        class_: the worst class of an element, see `localizer.diff.numerics`.
+        elements_differ, elements, first_element: first index in the shape of the row.
+        max_ulp, max_abs, max_rel, cosine: over elements that are finite on both sides; `max_rel` is relative to
+            the parent and leaves out elements where the parent is zero.
+        values: the first differing element on both sides.
+        logits: only for logits.
+    """
+
+    request: str
+    position: int
+    kind: str
+    step: int
+    site: str
+    segment: Segment
+    blame: str
+    class_: str | None = msgspec.field(name="class")
+    elements_differ: int | None
+    elements: int | None
+    first_element: list[int] | None
+    max_ulp: int | None
+    max_abs: float | None
+    max_rel: float | None
+    cosine: float | None
+    values: Both[Value] | None
+    logits: Logits | None
+    key_value: KeyValueRows | None
+    unobserved: Unobserved
+    parent_request: str
+    parent_step: int
+
+
+class RequestFirst(Record, frozen=True, kw_only=True):
+    """The first divergence of one request of the candidate."""
+
+    request: str
+    first: Finding
+
+
+class Cause(Record, frozen=True, kw_only=True):
+    """The first tensor that differs."""
+
+    request: str
+    position: int
+    step: int
+    site: str
+
+
+class Amplifier(Record, frozen=True, kw_only=True):
+    """The first row whose logits have another argmax."""
+
+    request: str
+    position: int
+    step: int
+    logits: Logits
+
+
+class Symptom(Record, frozen=True, kw_only=True):
+    """The first token that differs; `step` (the candidate's) and `logits` are of the row that decides it."""
+
+    request: str
+    position: int
+    output_index: int
+    step: int | None
+    logits: Logits | None
+
+
+class Rows(Record, frozen=True, kw_only=True):
+    """Three places of one divergence, often different rows."""
+
+    cause: Cause | None
+    amplifier: Amplifier | None
+    symptom: Symptom | None
+
+
+class SiteResult(Record, frozen=True, kw_only=True):
+    """One site on all paired rows.
+
+    Attributes:
+        missing: pairs in which the row should have been recorded and was not, by side.
+        class_, max_ulp: the worst among the `rows_read` differing rows whose payload was read.
+    """
+
+    site: str
+    rows_compared: int
+    rows_differ: int
+    missing: Both[int]
+    class_: str | None = msgspec.field(name="class")
+    max_ulp: int | None
+    rows_read: int
+
+
+class RowCoverage(Record, frozen=True, kw_only=True):
+    """Rows of both captures and how many found their counterpart.
+
+    Attributes:
+        paired_by: "request+prefix" when the workloads are equal, else "prefix".
+        candidate, parent, paired: rows.
+        unpaired: rows without a counterpart.
+        past_token_difference: those of `unpaired` that follow a different token of their request.
+        without_prefix: those of `unpaired` whose earlier tokens are unknown.
+    """
+
+    paired_by: str
+    candidate: int
+    parent: int
+    paired: int
+    unpaired: Both[int]
+    past_token_difference: Both[int]
+    without_prefix: Both[int]
+
+
+class SiteCoverage(Record, frozen=True, kw_only=True):
+    """Sites that both hold, and those that only one holds."""
+
+    shared: int
+    candidate_only: list[str]
+    parent_only: list[str]
+    not_applicable: dict[str, str]
+
+
+class PairCoverage(Record, frozen=True, kw_only=True):
+    """Row x site pairs."""
+
+    compared: int
+    differ: int
+    missing: Both[int]
+
+
+class Coverage(Record, frozen=True, kw_only=True):
+    """What was really compared: a claim never reaches past it.
+
+    Attributes:
+        layers: which attention layers each side was asked to record ("all", "first", indices).
+        payload: number of sites of which each side kept rows beside the digests.
+        model_files_equal: None where the files of the model are not known on both sides.
+    """
+
+    rows: RowCoverage
+    sites: SiteCoverage
+    pairs: PairCoverage
+    layers: Both[str]
+    payload: Both[int]
+    model_files_equal: bool | None
+
+
+class Difference(Record, frozen=True, kw_only=True):
+    """A setting that the captures record differently; None where a side does not have it."""
+
+    setting: str
+    candidate: Any
+    parent: Any
+
+
+class Result(Record, frozen=True, kw_only=True):
+    """What two captures say about each other."""
+
+    schema: int = SCHEMA
+    verdict: str
+    attribution: str
+    reasons: list[Reason]
+    workloads_equal: bool
+    captures: Both[CaptureFacts]
+    tokens: Tokens
+    first: Finding | None
+    rows: Rows
+    requests: list[RequestFirst]
+    sites: list[SiteResult]
+    coverage: Coverage
+    differences: list[Difference]

@@ -1,0 +1,105 @@
+"""The verdict and its reasons, by fixed rules in a fixed order."""
+
+from __future__ import annotations
+
+from localizer.diff.result import (
+    CANDIDATE,
+    DIVERGED,
+    IDENTICAL,
+    INCONCLUSIVE,
+    PARENT,
+    Both,
+    Coverage,
+    Reason,
+    Tokens,
+)
+from localizer.store.reader import Capture
+
+EXIT_CODES = {IDENTICAL: 0, DIVERGED: 1, INCONCLUSIVE: 3}
+
+# codes of reasons
+DIFFERENT_MODEL, NO_COMMON_PREFIX = "different-model", "no-common-prefix"
+INCOMPLETE, MISSING, NO_ROWS, NOTHING_COMPARED = (
+    "incomplete-capture",
+    "missing-rows",
+    "no-rows",
+    "nothing-compared",
+)
+NOT_REPRODUCIBLE = "not-reproducible"
+
+
+def different_models(candidate: Capture, parent: Capture) -> bool:
+    """Whether the files of the models are known on both sides and are not the same."""
+    ours, theirs = candidate.open.workload.model.files, parent.open.workload.model.files
+    return bool(ours) and bool(theirs) and ours != theirs
+
+
+def not_comparable(candidate: Capture, parent: Capture, tokens: Tokens, paired_rows: int) -> list[Reason]:
+    """Why the two were not asked to compute the same; empty when they were."""
+    if different_models(candidate, parent):
+        return [Reason(code=DIFFERENT_MODEL)]
+    if len(candidate.table) and len(parent.table) and not paired_rows and not tokens.requests:
+        return [Reason(code=NO_COMMON_PREFIX)]
+    return []
+
+
+def incompleteness(candidate: Capture, parent: Capture, coverage: Coverage) -> list[Reason]:
+    """What was to be compared and could not be."""
+    reasons = []
+    for source, capture in ((CANDIDATE, candidate), (PARENT, parent)):
+        if not capture.complete:
+            texts = capture.reasons or ["its records do not say why"]
+            reasons += [Reason(code=INCOMPLETE, source=source, detail=text) for text in texts]
+    missing = coverage.pairs.missing
+    reasons += [
+        Reason(code=MISSING, source=source, count=count)
+        for source, count in ((CANDIDATE, missing.candidate), (PARENT, missing.parent))
+        if count
+    ]
+    if not coverage.pairs.compared:
+        empty = [
+            Reason(code=NO_ROWS, source=source)
+            for source, capture in ((CANDIDATE, candidate), (PARENT, parent))
+            if not len(capture.table)
+        ]
+        reasons += empty or [Reason(code=NOTHING_COMPARED)]
+    return reasons
+
+
+def unsteady(tokens: Tokens) -> list[Reason]:
+    """Sources that do not repeat themselves."""
+    repeats = tokens.repeats_equal or Both[bool | None](candidate=None, parent=None)
+    return [
+        Reason(code=NOT_REPRODUCIBLE, source=source)
+        for source, equal in ((CANDIDATE, repeats.candidate), (PARENT, repeats.parent))
+        if equal is False
+    ]
+
+
+def decide(
+    not_comparable: list[Reason],
+    incomplete: list[Reason],
+    unsteady: list[Reason],
+    tokens: Tokens,
+    differ: int,
+) -> tuple[str, list[Reason]]:
+    """The verdict, with the reasons that limit it or stand beside it.
+
+    Damaged captures never come this far. Then, in this order: what cannot be compared is inconclusive; any
+    difference is a divergence, in incomplete captures too; anything incomplete is inconclusive; the rest is
+    identical.
+
+    Args:
+        not_comparable: from `not_comparable`.
+        incomplete: from `incompleteness`.
+        unsteady: from `unsteady`.
+        tokens: token parity.
+        differ: row x site pairs that differ.
+    """
+    if not_comparable:
+        return INCONCLUSIVE, [*not_comparable, *incomplete]
+    if differ or tokens.positions_differ:
+        return DIVERGED, [*incomplete, *unsteady]
+    if incomplete:
+        return INCONCLUSIVE, [*incomplete, *unsteady]
+    return IDENTICAL, unsteady

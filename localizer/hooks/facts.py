@@ -1,0 +1,59 @@
+"""Facts of the running engine, as plain JSON values: what was resolved, loaded and allocated."""
+
+from __future__ import annotations
+
+import platform
+import resource
+from typing import Any
+
+import torch
+
+from localizer.hooks.taps import attention_layers
+
+
+def engine_facts(worker: Any) -> dict[str, Any]:
+    """Resolved configuration, backends and KV cache of one worker; absent attributes are null."""
+    config = worker.vllm_config
+    compilation, cache, scheduler = config.compilation_config, config.cache_config, config.scheduler_config
+    runner = worker.model_runner
+    backends = {
+        name: f"{type(layer.impl).__module__}.{type(layer.impl).__qualname__}"
+        for name, layer in attention_layers(config, runner.model)
+    }
+    return {
+        "model_class": type(runner.model).__name__,
+        "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "max_model_len": config.model_config.max_model_len,
+        "enforce_eager": config.model_config.enforce_eager,
+        "compilation_mode": _name(getattr(compilation, "mode", None)),
+        "cudagraph_mode": _name(getattr(compilation, "cudagraph_mode", None)),
+        "num_kv_blocks": getattr(cache, "num_gpu_blocks", None),
+        "kv_block_size": getattr(cache, "block_size", None),
+        "kv_cache_dtype": str(getattr(cache, "cache_dtype", None)),
+        "prefix_caching": getattr(cache, "enable_prefix_caching", None),
+        "max_num_seqs": getattr(scheduler, "max_num_seqs", None),
+        "max_num_batched_tokens": getattr(scheduler, "max_num_batched_tokens", None),
+        "chunked_prefill": getattr(scheduler, "enable_chunked_prefill", None),
+        "async_scheduling": getattr(scheduler, "async_scheduling", None),
+        "attention_backends": backends,
+        "device": str(getattr(runner, "device", None)),
+        "processor": platform.machine(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions as the imported packages state them."""
+    import vllm
+
+    return {"vllm": vllm.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def peak_memory() -> int:
+    """Peak resident memory of this process, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _name(value: Any) -> str | None:
+    return None if value is None else str(getattr(value, "name", value))

@@ -1,0 +1,109 @@
+"""The program that the source's interpreter runs: build the engine, do the workload, report on a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+from localizer.hooks.lifeline import end_with
+from localizer.wire.spec import EVENTS_VARIABLE, EXTENSION, SPEC_VARIABLE, RunSpec
+
+DEFAULTS: dict[str, Any] = {"skip_tokenizer_init": True}
+"""Engine arguments that a workload of token ids implies; `RunSpec.engine` overrides them."""
+
+
+class Reporter:
+    """Writes events for localize, one JSON object a line."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._pipe = os.fdopen(descriptor, "w")
+
+    def __call__(self, event: str, **content: Any) -> None:
+        print(json.dumps({"event": event, **content}), file=self._pipe, flush=True)
+
+
+def run(spec: RunSpec, report: Reporter) -> None:
+    """Do the workload of `spec`."""
+    started = time.monotonic()
+    report("importing")
+    from vllm import LLM, SamplingParams
+
+    imported = time.monotonic()
+    report("loading")
+    engine = {**DEFAULTS, **spec.engine, "model": spec.model}
+    if spec.taps:
+        engine["worker_extension_cls"] = EXTENSION
+    llm = LLM(**engine)
+    loaded = time.monotonic()
+    from localizer.hooks import facts
+
+    report("ready", versions=facts.versions())
+    sampling = SamplingParams(**spec.sampling)
+    for number, names in enumerate(spec.rounds):
+        outputs = run_round(llm, spec, names, sampling)
+        report("round", round=number, outputs=outputs)
+    generated = time.monotonic()
+    workers = llm.collective_rpc("localizer_finish") if spec.taps else []
+    report(
+        "done",
+        workers=workers,
+        peak_memory=facts.peak_memory(),
+        durations={"import": imported - started, "load": loaded - imported, "generate": generated - loaded},
+    )
+    shutdown = getattr(llm.llm_engine.engine_core, "shutdown", None)
+    if shutdown is not None:
+        shutdown()
+
+
+def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> list[dict[str, Any]]:
+    """Queue all requests of a round before its first step, run it, and return what came out, in the round's order."""
+    llm.sleep(level=0, mode="keep")
+    prompts = [{"prompt_token_ids": spec.prompts[index]} for index in range(len(names))]
+    internal = llm.enqueue(prompts, sampling, use_tqdm=False)
+    if len(internal) != len(names):
+        raise RuntimeError(f"vLLM queued {len(internal)} requests instead of {len(names)}")
+    if spec.taps:
+        llm.collective_rpc("localizer_round", args=(dict(zip(internal, names, strict=True)),))
+    llm.wake_up()
+    returned = {output.request_id: output for output in llm.wait_for_completion(use_tqdm=False)}
+    outputs = []
+    for name, request in zip(names, internal, strict=True):
+        external = request if request in returned else request.rpartition("-")[0]
+        output = returned[external]
+        completion = output.outputs[0]
+        outputs.append(
+            {
+                "request": name,
+                "internal": request,
+                "external": external,
+                "tokens": list(completion.token_ids),
+                "finish": str(completion.finish_reason),
+                "cached_tokens": output.num_cached_tokens or 0,
+            }
+        )
+    return outputs
+
+
+def main() -> None:
+    """Run the specification named by the environment; report any exception before ending with status 1."""
+    report = Reporter(int(os.environ.pop(EVENTS_VARIABLE)))
+    spec = RunSpec.read(os.environ[SPEC_VARIABLE])
+    end_with(spec.parent_pid)
+    try:
+        run(spec, report)
+    except BaseException as error:
+        traceback.print_exc()
+        report("error", type=type(error).__name__, message=str(error))
+        sys.stdout.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # everything is reported and the engine is shut down; the interpreter's own teardown takes seconds
+
+
+if __name__ == "__main__":
+    main()

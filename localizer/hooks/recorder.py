@@ -1,0 +1,129 @@
+"""The state of one worker's recording: which step is under way, which sites there are, what went wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from localizer.hooks.sink import Sink
+from localizer.wire.spec import ALL_ROWS, HIDDEN, INPUT_IDS, LOGIT_ROWS, LOGITS, POSITIONS, TOKEN, TOKEN_ROWS
+
+
+class Recorder:
+    """Records rows while a real step is under way, counts and drops everything else.
+
+    A fault inside the recorder never reaches vLLM: it is noted, recording ends, the run goes on.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._sites: list[tuple[str, str]] = []
+        self._index: dict[str, int] = {}
+        self._scheduled: Any = None
+        self._rows = 0
+        self._logit_rows = 0
+        self._open = False
+        self._broken = False
+        self._steps = 0
+        self.dummies = 0
+        self.errors: list[str] = []
+
+    def register(self, boundaries: Sequence[str], not_applicable: dict[str, str]) -> None:
+        """Announce the sites: inputs, the given boundary sites in model order, then final hidden, logits, token."""
+        ends = [(HIDDEN, LOGIT_ROWS), (LOGITS, LOGIT_ROWS), (TOKEN, TOKEN_ROWS)]
+        starts = [(INPUT_IDS, ALL_ROWS), (POSITIONS, ALL_ROWS)]
+        self._sites = [*starts, *((name, ALL_ROWS) for name in boundaries), *ends]
+        self._index = {name: number for number, (name, _) in enumerate(self._sites)}
+        self._sink.message(type="sites", sites=self._sites, not_applicable=not_applicable)
+
+    @property
+    def recording(self) -> bool:
+        """Whether rows of a real step are wanted now."""
+        return self._open and not self._broken
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether the target forward of a real step, or its logits, are being computed."""
+        return self._scheduled is not None
+
+    def guarded(self, action: Callable[..., None]) -> Callable[..., None]:
+        """`action`, with any exception noted instead of raised, and skipped once something went wrong."""
+
+        @functools.wraps(action)
+        def safely(*args: Any, **kwargs: Any) -> None:
+            if self._broken:
+                return
+            try:
+                action(*args, **kwargs)
+            except Exception as error:  # whatever it is, the run must not change
+                self._broken = True
+                self.errors.append(f"the observer stopped recording: {type(error).__name__}: {error}")
+
+        return safely
+
+    # -- one step --------------------------------------------------------------------------------------
+
+    def schedule(self, scheduler_output: Any) -> None:
+        """A real engine step begins; it is recorded if it has scheduled tokens."""
+        self._scheduled = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
+        self._open = False
+
+    def forward_begins(self, requests: Sequence[str], input_ids: torch.Tensor, positions: torch.Tensor) -> None:
+        """The target model is about to run with these inputs; `requests` are the internal ids in batch order."""
+        scheduled = self._scheduled
+        if scheduled is None or self._open:
+            self.dummies += 1
+            self._sink.count(dummy=1)
+            return
+        counts = [scheduled.num_scheduled_tokens[request] for request in requests]
+        drafts = scheduled.scheduled_spec_decode_tokens
+        feeds = [1 + len(drafts.get(request, ())) for request in requests]
+        self._rows, self._logit_rows = sum(counts), sum(feeds)
+        if self._rows != scheduled.total_num_scheduled_tokens:
+            raise RuntimeError("the batch does not hold the scheduled requests")
+        self._sink.message(
+            type="step",
+            step=self._steps,
+            requests=list(requests),
+            counts=counts,
+            logits=feeds,
+            tokens=input_ids[: self._rows].tolist(),
+            positions=positions[: self._rows].tolist(),
+        )
+        self._steps += 1
+        self._open = True
+        self.rows(INPUT_IDS, input_ids)
+        self.rows(POSITIONS, positions)
+
+    def rows(self, site: str, tensor: torch.Tensor) -> None:
+        """Record the real rows of a tensor [padded rows, ...]."""
+        self._sink.rows(self._index[site], tensor, self._rows)
+
+    def logit_rows(self, site: str, tensor: torch.Tensor) -> None:
+        """Record a tensor that has one row for each row that feeds the logits."""
+        if tensor.shape[0] != self._logit_rows:
+            raise RuntimeError(f"{site} has {tensor.shape[0]} rows instead of {self._logit_rows}")
+        self._sink.rows(self._index[site], tensor, self._logit_rows)
+
+    def forward_ended(self) -> None:
+        """The target model and its logits are done; what follows is sampling."""
+        self._scheduled = None
+
+    def sampled(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """The step's tokens are known; `tokens[i]` are those of `requests[i]`, none where they are discarded."""
+        if not self._open:
+            return
+        self._sink.message(type="end", sampled={name: list(map(int, ids)) for name, ids in zip(requests, tokens, strict=True)})
+        self._sink.count(steps=1, rows=self._rows)
+        self._open = False
+
+    def round(self, names: dict[str, str]) -> None:
+        """A round begins; `names` maps vLLM's internal request ids to ours."""
+        self._sink.message(type="round", names=names)
+
+    def finish(self) -> None:
+        """The run is over."""
+        self._sink.close()

@@ -1,0 +1,1 @@
+"""Presenters: all wording is here; findings come as data."""

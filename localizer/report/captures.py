@@ -1,0 +1,128 @@
+"""What is said about captures: when one was made, what it holds, the history, whether it is sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from localizer.errors import DamagedCapture
+from localizer.report.safe import clean
+from localizer.store import names
+from localizer.store.reader import Capture
+from localizer.store.verify import DAMAGED, SOUND, Verification
+
+
+def made(capture: Capture) -> str:
+    """The sentence after `localize capture`."""
+    work = capture.open.workload
+    manifest = capture.manifest
+    assert manifest is not None
+    tokens = sum(len(output.tokens) for output in manifest.outputs)
+    lines = [
+        f"{capture.folder}: {manifest.state}, {len(manifest.outputs)} requests in "
+        f"{len(work.matrix) * work.repeats} rounds, {tokens:,} tokens"
+        + (f", {manifest.counts['rows']:,} rows at {len(manifest.sites)} sites" if manifest.sites else ", no taps")
+        + f", {_size(capture)}, {manifest.durations['total']:.0f} s"
+    ]
+    lines += [f"  incomplete: {clean(reason)}" for reason in capture.reasons]
+    return "\n".join(lines)
+
+
+def details(capture: Capture) -> str:
+    """What `localize show` prints: identity, workload, observer, what was recorded."""
+    opening, work, source = capture.open, capture.open.workload, capture.open.source
+    lines = [f"{clean(capture.label)}  {'complete' if capture.complete else 'incomplete'}"]
+    lines += [f"  incomplete    {clean(reason)}" for reason in capture.reasons]
+    lines += [
+        f"  made          {clean(opening.created)} by localizer {clean(opening.localizer)}",
+        f"  source        vLLM {clean(source.vllm) or 'unknown'}, torch {clean(source.torch)}, "
+        f"Python {clean(source.python_version)} ({clean(source.python)})",
+    ]
+    if source.overlay is not None:
+        files = sorted(source.overlay.files)
+        lines.append(f"  overlay       {clean(source.overlay.path)}: {_some([clean(name) for name in files], 'file')}")
+    lines += [
+        f"  model         {clean(work.model.name)}",
+        f"  workload      matrix {','.join(map(str, work.matrix))} x {work.repeats}, "
+        f"{work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens, seed {work.seed}",
+        f"  engine        {clean(_pairs(work.engine)) or 'as vLLM sets it'}",
+        f"  environment   {clean(_pairs(opening.environment)) or 'nothing recorded'}",
+        f"  observer      "
+        + (f"layers {clean(opening.observer.layers)}, payload {clean(opening.observer.payload)}"
+           if opening.observer.taps else "no taps"),
+    ]  # fmt: skip
+    lines += [f"                changes {clean(change)}" for change in opening.observer.changes]
+    table = capture.table
+    lines.append(f"  rows          {len(table):,} at {len(capture.sites)} sites, {_size(capture)}")
+    for index, site in enumerate(capture.sites):
+        shape = "x".join(map(str, site.shape or ())) or "1"
+        kept = sum(len(part.rows) for part in capture.payload.get(site.name, []))
+        lines.append(
+            f"    {clean(site.name):<44} {clean(site.dtype):<10} {shape:<10} "
+            f"{int(table.present[:, index].sum()):>8,} digests {kept:>8,} kept"
+        )
+    if capture.manifest is not None:
+        manifest = capture.manifest
+        lines += [f"    {clean(name):<44} not applicable: {clean(why)}" for name, why in manifest.not_applicable.items()]
+        lines.append(f"  counts        {clean(_pairs(manifest.counts))}")
+        facts = {key: value for key, value in manifest.engine.items() if not isinstance(value, dict)}
+        lines.append(f"  running       {clean(_pairs(facts), 1000)}")
+        lines.append(f"  seconds       {_pairs({key: round(value, 1) for key, value in manifest.durations.items()})}")
+    return "\n".join(lines)
+
+
+def history(root: Path) -> str:
+    """What `localize list` prints: one line a capture."""
+    rows = [("capture", "made", "vLLM", "model", "workload", "state")]
+    for name in names.names(root):
+        for folder in names.numbered(root / name):
+            if (folder / "open.json").is_file():
+                rows.append(_line(folder, f"{name}/{folder.name}"))
+    if len(rows) == 1:
+        return f"There are no captures in {root}; make one with localize capture NAME --model MODEL."
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _line(folder: Path, label: str) -> tuple[str, ...]:
+    try:
+        capture = Capture(folder)
+    except DamagedCapture:
+        return clean(label), "", "", "", "", "damaged"
+    work, source = capture.open.workload, capture.open.source
+    changed = f" + {len(source.overlay.files)} changed" if source.overlay is not None else ""
+    return (
+        clean(label),
+        clean(capture.open.created),
+        clean(source.vllm) + changed,
+        clean(work.model.name),
+        f"{','.join(map(str, work.matrix))} x {work.repeats}, {work.max_tokens} tokens",
+        "complete" if capture.complete else "incomplete",
+    )
+
+
+def verification(folder: Path, result: Verification) -> str:
+    """What `localize verify` prints."""
+    if result.state == DAMAGED:
+        return f"damaged: {clean(result.reasons[0])}"
+    checked = f"{result.files} files, {result.size:,} bytes and {result.rows:,} rows are as recorded"
+    if result.state == SOUND:
+        return f"sound and complete: {folder}: {checked}."
+    return f"sound but incomplete: {folder}: {checked}; " + "; ".join(clean(reason) for reason in result.reasons) + "."
+
+
+def _size(capture: Capture) -> str:
+    size = float(sum(file.size for file in capture.files))
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _pairs(table: dict[str, object] | dict[str, str] | dict[str, int] | dict[str, float]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in table.items())
+
+
+def _some(items: list[str], noun: str, limit: int = 5) -> str:
+    more = f" and {len(items) - limit} more {noun}s" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more

@@ -1,0 +1,16 @@
+"""Text that comes from a capture is data: nothing in it may become live on a terminal or in a document."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_LIMIT = 400
+
+
+def clean(text: str, limit: int = _LIMIT) -> str:
+    """`text` in one line, control and format characters as escapes, cut after `limit` characters."""
+    shown = "".join(
+        character if unicodedata.category(character)[0] != "C" else character.encode("unicode_escape").decode()
+        for character in text[:limit].encode("utf-8", "backslashreplace").decode()
+    )
+    return shown if len(text) <= limit else shown + "..."

@@ -1,0 +1,76 @@
+"""Where captures live: `captures/NAME/NNNN`, every capture of a name under the next number, nothing overwritten."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from localizer.errors import LocalizerError, NotACapture
+from localizer.store.reader import Capture
+from localizer.store.schema import OPEN
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NUMBER = re.compile(r"\d{4,}")
+
+
+def new_folder(root: Path, name: str) -> tuple[Path, int]:
+    """Make the next numbered folder of `name` under `root`; return it with its number.
+
+    Raises:
+        LocalizerError: the name is unusable or the folder cannot be made.
+    """
+    if not NAME.fullmatch(name) or NUMBER.fullmatch(name):
+        raise LocalizerError(
+            f"{name!r} cannot name a capture; use letters, digits, '.', '_' and '-', and not digits alone."
+        )
+    try:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        number = max((int(folder.name) for folder in numbered(root / name)), default=0) + 1
+        while True:
+            folder = root / name / f"{number:04d}"
+            try:
+                folder.mkdir()
+                return folder, number
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise LocalizerError(
+            f"Captures cannot be written to {root} ({error.strerror}); name a writable folder with --out."
+        ) from None
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The numbered captures in the folder of a name, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if NUMBER.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def names(root: Path) -> list[str]:
+    """Names under `root` that hold at least one capture."""
+    if not root.is_dir():
+        return []
+    return sorted(path.name for path in root.iterdir() if any((item / OPEN).is_file() for item in numbered(path)))
+
+
+def find(root: Path, reference: str) -> Path:
+    """The folder of a capture named as NAME (the newest), NAME/NNNN or a path.
+
+    Raises:
+        NotACapture: nothing of that name; the names that exist are listed.
+    """
+    for base in (root / reference, Path(reference)):
+        if (base / OPEN).is_file():
+            return base
+        captures = [folder for folder in numbered(base) if (folder / OPEN).is_file()]
+        if captures:
+            return captures[-1]
+    there = names(root)
+    listed = f"there are: {', '.join(there)}" if there else f"{root} holds no captures yet"
+    raise NotACapture(f"There is no capture {reference!r}; {listed}.")
+
+
+def load(root: Path, reference: str) -> Capture:
+    """Open the capture named `reference`, as `find` finds it."""
+    return Capture(find(root, reference))

@@ -1,0 +1,315 @@
+"""Reading a capture: nothing is trusted before it is checked, nothing large is read before it is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from localizer.errors import DamagedCapture, NotACapture
+from localizer.store import schema, tensors
+from localizer.store.schema import DIGEST, DIGEST_BYTES, Manifest, Open, Shard, Site
+from localizer.store.writer import COLUMNS, ROW_INDEX
+
+SHARD_NAME = re.compile(r"rank-(\d{1,5})/(rows|digests|payload)-(\d{5})\.safetensors")
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    """Metadata of a digest shard."""
+
+    algorithm: str
+    sites: list[Site]
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows of a capture, in the order they were computed.
+
+    Attributes:
+        columns: the integer columns of `localizer.store.writer.COLUMNS`, each [rows].
+        prefix: uint8 [rows, 16].
+        digest: uint8 [rows, sites, 16]; zero where `present` is False.
+        present: bool [rows, sites].
+    """
+
+    columns: Mapping[str, np.ndarray]
+    prefix: np.ndarray
+    digest: np.ndarray
+    present: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.prefix)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Where the payload of one site lies: the tensor, and for each stored row its row in the table."""
+
+    file: tensors.TensorFile
+    name: str
+    rows: np.ndarray
+
+
+class Capture:
+    """A capture on disk, complete or not.
+
+    Args:
+        folder: the numbered folder, e.g. `captures/candidate/0001`.
+
+    Raises:
+        NotACapture: there is no open.json.
+        DamagedCapture: a document is malformed, or the journal and the manifest contradict each other.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / schema.OPEN).is_file():
+            raise NotACapture(f"{folder} is not a capture: it holds no {schema.OPEN}; name a capture or its folder.")
+        self.open = schema.decode(folder / schema.OPEN, Open)
+        path = folder / schema.MANIFEST
+        self.manifest = schema.decode(path, Manifest) if path.exists() else None
+        self.files = self._files()
+
+    @property
+    def label(self) -> str:
+        """NAME/NNNN as the person types it."""
+        return f"{self.open.name}/{self.open.number:04d}"
+
+    @property
+    def complete(self) -> bool:
+        return self.manifest is not None and self.manifest.state == "complete"
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the capture is incomplete; empty when it is complete."""
+        if self.manifest is None:
+            return ["it has no manifest: the run was killed, interrupted or failed"]
+        return list(self.manifest.reasons)
+
+    @cached_property
+    def requests(self) -> list[str]:
+        """Request ids in the order of the workload."""
+        work = self.open.workload
+        return [name for names in schema.rounds(work.matrix, work.repeats) for name in names]
+
+    @cached_property
+    def prompts(self) -> dict[str, list[int]]:
+        """Prompt token ids by request."""
+        prompts = self.open.workload.prompts
+        return {name: prompts[int(name.rpartition(".")[2])] for name in self.requests}
+
+    @cached_property
+    def outputs(self) -> dict[str, list[int]]:
+        """Generated tokens by request: those returned, or for an incomplete capture those that rows decided."""
+        if self.manifest is not None:
+            return {output.request: output.tokens for output in self.manifest.outputs}
+        tokens: dict[str, list[int]] = {}
+        columns = self.table.columns
+        decided = columns["sampled"] >= 0
+        for request, token in zip(columns["request"][decided], columns["sampled"][decided], strict=True):
+            tokens.setdefault(self.requests[request], []).append(int(token))
+        return tokens
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def _files(self) -> list[Shard]:
+        """Listed files: those of the journal, checked against the manifest where there is one."""
+        journal = self._journal()
+        if self.manifest is None:
+            return journal
+        listed = {file.name: file for file in self.manifest.files}
+        if len(listed) != len(self.manifest.files):
+            raise DamagedCapture(f"{self.folder / schema.MANIFEST} lists a file twice; fetch the capture again.")
+        for shard in journal:
+            if listed.get(shard.name) != shard:
+                raise DamagedCapture(
+                    f"{self.folder}: journal and manifest disagree about {shard.name[:80]!r}; fetch the capture again."
+                )
+        allowed = {schema.OPEN, schema.JOURNAL, schema.LOG}
+        for name in listed:
+            if name not in allowed and not SHARD_NAME.fullmatch(name):
+                raise DamagedCapture(f"{self.folder / schema.MANIFEST} lists the foreign file {name[:80]!r}.")
+        if not allowed <= set(listed):
+            raise DamagedCapture(f"{self.folder / schema.MANIFEST} does not list all of {', '.join(sorted(allowed))}.")
+        return list(self.manifest.files)
+
+    def _journal(self) -> list[Shard]:
+        path = self.folder / schema.JOURNAL
+        if not path.exists():
+            return []
+        lines = path.read_bytes().split(b"\n")
+        shards = []
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                shard = msgspec.json.decode(line, type=Shard)
+            except (msgspec.DecodeError, RecursionError):
+                if number == len(lines) and self.manifest is None:
+                    break  # a torn last line is what a killed run leaves
+                raise DamagedCapture(f"{path} is damaged in line {number}; fetch the capture again.") from None
+            if not SHARD_NAME.fullmatch(shard.name):
+                raise DamagedCapture(f"{path} lists the foreign file {shard.name[:80]!r} in line {number}.")
+            shards.append(shard)
+        if len({shard.name for shard in shards}) != len(shards):
+            raise DamagedCapture(f"{path} lists a file twice; fetch the capture again.")
+        return shards
+
+    def check_file(self, file: Shard) -> None:
+        """Compare a listed file with its record.
+
+        Raises:
+            DamagedCapture: it is missing, a link, of another size, or of another digest.
+        """
+        path = self.folder / file.name
+        if path.is_symlink() or not path.is_file():
+            raise DamagedCapture(f"{path} is missing or not a plain file; fetch the capture again.")
+        size = path.stat().st_size
+        if size != file.size:
+            raise DamagedCapture(f"{path} has {size} bytes instead of {file.size}; fetch the capture again.")
+        if tensors.file_digest(path) != file.xxh3_128:
+            raise DamagedCapture(f"{path} does not have the digest that was recorded; fetch the capture again.")
+
+    def check(self) -> None:
+        """Check every listed file, then that tables and payload fit together.
+
+        Raises:
+            DamagedCapture: something does not; the message names the first such file.
+        """
+        for file in self.files:
+            self.check_file(file)
+        _ = self.table, self.payload
+
+    def _shards(self, what: str) -> dict[tuple[int, int], tensors.TensorFile]:
+        found = {}
+        for file in self.files:
+            match = SHARD_NAME.fullmatch(file.name)
+            if match and match[2] == what:
+                found[int(match[1]), int(match[3])] = tensors.TensorFile(self.folder / file.name)
+        return dict(sorted(found.items()))
+
+    # -- tables ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _digest_shards(self) -> dict[tuple[int, int], tuple[tensors.TensorFile, list[Site]]]:
+        shards = {}
+        for key, file in self._shards("digests").items():
+            try:
+                facts = msgspec.json.decode(file.metadata, type=_Facts)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise DamagedCapture(f"{file.path} is damaged: its metadata is malformed ({error}).") from None
+            if facts.algorithm != DIGEST:
+                raise DamagedCapture(
+                    f"{file.path} holds {facts.algorithm[:40]!r} digests; this localizer compares only {DIGEST}."
+                )
+            if len({site.name for site in facts.sites}) != len(facts.sites):
+                raise DamagedCapture(f"{file.path} is damaged: it names a site twice.")
+            shards[key] = (file, facts.sites)
+        return shards
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        """Sites in execution order."""
+        if self.manifest is not None and self.manifest.sites:
+            return list(self.manifest.sites)
+        last = list(self._digest_shards.values())[-1:]
+        return list(last[0][1]) if last else []
+
+    @cached_property
+    def table(self) -> Table:
+        """The row table with its digests, joined over all shards."""
+        rows, digests = self._shards("rows"), self._digest_shards
+        both = [key for key in rows if key in digests]  # a killed run may leave rows without digests
+        if self.manifest is not None and set(rows) != set(digests):
+            raise DamagedCapture(f"{self.folder} lists row and digest shards that do not belong together.")
+        index = {site.name: number for number, site in enumerate(self.sites)}
+        parts = [self._part(rows[key], *digests[key], index) for key in both]
+        empty = Table(
+            {name: np.zeros(0, dtype) for name, dtype in COLUMNS.items()},
+            np.zeros((0, DIGEST_BYTES), np.uint8),
+            np.zeros((0, len(index), DIGEST_BYTES), np.uint8),
+            np.zeros((0, len(index)), np.bool_),
+        )
+        if len(parts) == 1:
+            return parts[0]
+        parts = parts or [empty]
+        return Table(
+            {name: np.concatenate([part.columns[name] for part in parts]) for name in COLUMNS},
+            np.concatenate([part.prefix for part in parts]),
+            np.concatenate([part.digest for part in parts]),
+            np.concatenate([part.present for part in parts]),
+        )
+
+    def _part(
+        self, rows: tensors.TensorFile, digests: tensors.TensorFile, sites: list[Site], index: dict[str, int]
+    ) -> Table:
+        count = rows.shape("position")[0] if "position" in rows and rows.shape("position") else -1
+        for name, dtype in COLUMNS.items():
+            _expect(rows, name, dtype.name, (count,))
+        _expect(rows, "prefix", "uint8", (count, DIGEST_BYTES))
+        _expect(digests, "digest", "uint8", (count, len(sites), DIGEST_BYTES))
+        _expect(digests, "present", "uint8", (count, (len(sites) + 7) // 8))
+        columns = {name: rows.array(name) for name in COLUMNS}
+        limits = {"request": len(self.requests), "kind": len(schema.KINDS), "logits": 3}
+        for name, limit in limits.items():
+            if count and not (0 <= columns[name].min() and columns[name].max() < limit):
+                raise DamagedCapture(f"{rows.path} is damaged: column {name!r} holds values that do not exist.")
+        if count and min(columns["position"].min(), columns["step"].min(), columns["occurrence"].min()) < 0:
+            raise DamagedCapture(f"{rows.path} is damaged: a position, step or occurrence is negative.")
+        digest = digests.array("digest")
+        present = np.unpackbits(digests.array("present"), axis=1, count=len(sites), bitorder="little").astype(np.bool_)
+        unknown = [site.name for site in sites if site.name not in index]
+        if unknown:
+            raise DamagedCapture(f"{digests.path} holds the site {unknown[0][:80]!r}, which the manifest does not name.")
+        if [site.name for site in sites] != list(index):
+            target = [index[site.name] for site in sites]
+            wide = np.zeros((count, len(index), DIGEST_BYTES), np.uint8)
+            seen = np.zeros((count, len(index)), np.bool_)
+            wide[:, target], seen[:, target] = digest, present
+            digest, present = wide, seen
+        return Table(columns, rows.array("prefix"), digest, present)
+
+    @cached_property
+    def payload(self) -> dict[str, list[Payload]]:
+        """Stored rows by site: where they lie, and which rows of the table they are."""
+        starts, total = {}, 0
+        for key, file in self._shards("rows").items():
+            if key in self._digest_shards:
+                starts[key], total = (total, file.shape("position")[0]), total + file.shape("position")[0]
+        found: dict[str, list[Payload]] = {}
+        known = {site.name for site in self.sites}
+        for key, file in self._shards("payload").items():
+            if key not in starts:
+                raise DamagedCapture(f"{file.path} holds payload without its row table.")
+            start, count = starts[key]
+            for name in file.names():
+                if name.endswith(ROW_INDEX):
+                    continue
+                indices = name + ROW_INDEX
+                if name not in known or indices not in file or not file.shape(name):
+                    raise DamagedCapture(f"{file.path} is damaged: {name[:80]!r} is not the payload of a known site.")
+                _expect(file, indices, "int64", file.shape(name)[:1])
+                rows = file.array(indices)
+                if len(rows) and not (rows.min() >= 0 and rows.max() < count):
+                    raise DamagedCapture(f"{file.path} is damaged: {name[:80]!r} names rows that do not exist.")
+                found.setdefault(name, []).append(Payload(file, name, rows + start))
+        return found
+
+    def row_payload(self, site: str, row: int) -> np.ndarray | None:
+        """The stored row of a site, in its own dtype and shape; None where only the digest was kept."""
+        for part in self.payload.get(site, []):
+            where = np.flatnonzero(part.rows == row)
+            if len(where):
+                return part.file.array(part.name)[where[0]]
+        return None
+
+
+def _expect(file: tensors.TensorFile, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    if name not in file or file.dtype(name) != dtype or file.shape(name) != shape:
+        raise DamagedCapture(f"{file.path} is damaged: {name!r} is not {dtype} of shape {list(shape)}.")
+

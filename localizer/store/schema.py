@@ -1,0 +1,206 @@
+"""The JSON documents of a capture and the columns of its tables, as typed records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from localizer.errors import DamagedCapture
+
+FORMAT = "localizer-capture"
+SCHEMA = 1
+DIGEST = "xxh3-128"
+DIGEST_BYTES = 16
+
+OPEN, JOURNAL, MANIFEST, LOG = "open.json", "journal.jsonl", "manifest.json", "log.txt"
+
+KINDS = ("prefill", "prefill-chunk", "decode")
+"""Row kinds by their code in the row table."""
+
+PLAIN, FEEDS_LOGITS, DECIDES_TOKEN = 0, 1, 2
+"""Values of the column `logits`: no logits; logits computed; logits computed and a token taken from them."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all records: immutable, keyword only; unknown keys are ignored so that newer files stay readable."""
+
+
+class Site(Record, frozen=True, kw_only=True):
+    """One observed place in the forward pass.
+
+    Attributes:
+        name: e.g. `model.layers.0.self_attn.attn/query`.
+        rows: the rows it exists on: "all", "logits" (those that feed the logits) or "tokens" (those from which a
+            token was taken); elsewhere it is not applicable.
+        dtype: torch's name of the dtype; empty until the first row was seen.
+        shape: shape of one row, e.g. [heads, head_dim]; None until the first row was seen.
+    """
+
+    name: str
+    rows: str
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+
+
+class Shard(Record, frozen=True, kw_only=True):
+    """A finished file: name relative to the capture, size in bytes, xxh3-128 in hex."""
+
+    name: str
+    size: int
+    xxh3_128: str
+
+
+class Overlay(Record, frozen=True, kw_only=True):
+    """Files that stood in for those of the installed vLLM: path below `vllm/` -> xxh3-128 in hex."""
+
+    path: str
+    files: dict[str, str]
+
+
+class Source(Record, frozen=True, kw_only=True):
+    """One runnable vLLM."""
+
+    python: str
+    python_version: str
+    vllm: str
+    vllm_location: str
+    torch: str
+    overlay: Overlay | None = None
+    packages: dict[str, str] = {}
+
+
+class Model(Record, frozen=True, kw_only=True):
+    """The model as the workload names it; `files` maps a file of a local model to its xxh3-128 in hex."""
+
+    name: str
+    path: str
+    files: dict[str, str] = {}
+
+
+class Workload(Record, frozen=True, kw_only=True):
+    """What the source is asked to do. `prompts[i]` is prompt i; request `rRR.II` is prompt II of round RR."""
+
+    model: Model
+    matrix: list[int]
+    repeats: int
+    prompt_tokens: int
+    max_tokens: int
+    seed: int
+    prompts: list[list[int]]
+    sampling: dict[str, Any]
+    engine: dict[str, Any]
+
+
+class Observer(Record, frozen=True, kw_only=True):
+    """What was recorded, and everything the observer changes in a run."""
+
+    taps: bool
+    layers: str
+    payload: str
+    changes: list[str]
+
+
+class Open(Record, frozen=True, kw_only=True):
+    """open.json: everything that is known before the engine starts."""
+
+    format: str
+    schema: int
+    name: str
+    number: int
+    created: str
+    localizer: str
+    host: dict[str, str]
+    source: Source
+    workload: Workload
+    environment: dict[str, str]
+    observer: Observer
+
+
+class Output(Record, frozen=True, kw_only=True):
+    """What vLLM returned for one request."""
+
+    request: str
+    internal: str
+    external: str
+    tokens: list[int]
+    finish: str
+    cached_tokens: int
+
+
+class Coverage(Record, frozen=True, kw_only=True):
+    """Rows of one site that the steps should have given, and rows that were recorded."""
+
+    expected: int
+    recorded: int
+
+
+class Manifest(Record, frozen=True, kw_only=True):
+    """manifest.json: written last; its presence marks a run that ended by itself.
+
+    Attributes:
+        state: "complete", or "incomplete" with `reasons`.
+        sites: in execution order.
+        not_applicable: sites that the model does not have, with the reason.
+        files: every file of the capture but this one.
+        counts: steps, rows, dummy forwards dropped, and the like.
+        engine: facts of the running engine: resolved configuration, backends, KV blocks.
+        durations: seconds by phase.
+    """
+
+    format: str
+    schema: int
+    state: str
+    reasons: list[str]
+    outputs: list[Output]
+    sites: list[Site]
+    coverage: dict[str, Coverage]
+    not_applicable: dict[str, str]
+    counts: dict[str, int]
+    engine: dict[str, Any]
+    durations: dict[str, float]
+    peak_memory_bytes: dict[str, int]
+    files: list[Shard]
+
+
+Document = TypeVar("Document", Open, Manifest)
+
+
+def encode(record: Record) -> bytes:
+    """A record as indented JSON without a trailing newline: a file cut anywhere is no longer valid JSON."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1)
+
+
+def decode(path: Path, kind: type[Document]) -> Document:
+    """Read a document and check its types, format and schema version.
+
+    Raises:
+        DamagedCapture: the file is not what it should be; the message says where.
+    """
+    try:
+        blob = path.read_bytes()
+    except OSError as error:
+        raise DamagedCapture(f"{path} cannot be read ({error.strerror}); fetch or make the capture again.") from None
+    try:
+        document = msgspec.json.decode(blob, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise DamagedCapture(f"{path} is damaged ({error}); fetch or make the capture again.") from None
+    if document.format != FORMAT:
+        raise DamagedCapture(f"{path} is not a localizer capture (its format is {document.format[:40]!r}).")
+    if document.schema != SCHEMA:
+        raise DamagedCapture(
+            f"{path} has schema {document.schema}, this localizer reads schema {SCHEMA}; "
+            "use the localizer version that made it."
+        )
+    return document
+
+
+def request_name(round_index: int, prompt_index: int) -> str:
+    """The id of a request: `rRR.II`."""
+    return f"r{round_index:02d}.{prompt_index:02d}"
+
+
+def rounds(matrix: list[int], repeats: int) -> list[list[str]]:
+    """Request ids of each round: `matrix` batch sizes, `repeats` passes over it."""
+    return [[request_name(number, index) for index in range(size)] for number, size in enumerate(matrix * repeats)]

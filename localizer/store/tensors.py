@@ -1,0 +1,172 @@
+"""Reading and writing safetensors files: strict about what is read, atomic about what is written.
+
+The format is https://github.com/huggingface/safetensors#format: an 8-byte little-endian header length, a JSON
+header, then the tensors' bytes without holes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from safetensors.numpy import save
+
+from localizer.errors import DamagedCapture
+from localizer.store.dtypes import NAME, NUMPY
+
+METADATA = "localizer"
+"""The one metadata key: JSON text (several keys would be written in no fixed order)."""
+
+MAX_HEADER = 64 << 20
+"""Longest header accepted, in bytes."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as the journal lists it: name relative to the capture, size in bytes, xxh3-128 as hex."""
+
+    name: str
+    size: int
+    xxh3_128: str
+
+
+def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: str) -> tuple[int, str]:
+    """Write `tensors` and JSON `metadata` to `path`, whole or not at all; return (bytes, xxh3-128 hex).
+
+    Raises:
+        OSError: the disk is full or the folder is not writable; the temporary file is removed.
+    """
+    blob = save({name: np.ascontiguousarray(array) for name, array in tensors.items()}, {METADATA: metadata})
+    replace(path, blob)
+    return len(blob), xxhash.xxh3_128_hexdigest(blob)
+
+
+def replace(path: Path, blob: bytes) -> None:
+    """Write `blob` to `path` so that a reader sees the old file or the whole new one, whatever happens."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(blob)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class TensorFile:
+    """A memory-mapped safetensors file; `array(name)` is a view, nothing is read before it is used.
+
+    Raises:
+        DamagedCapture: the header is not JSON, or sizes, offsets, shapes or dtypes do not fit the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._bytes = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+        except OSError as error:
+            raise DamagedCapture(f"{path} cannot be read ({error.strerror}); fetch the capture again.") from None
+        self._entries, self.metadata = self._parse()
+
+    def _parse(self) -> tuple[dict[str, tuple[str, tuple[int, ...], int, int]], str]:
+        total = self._bytes.size
+        length = int(self._bytes[:8].view("<u8")[0]) if total >= 8 else -1
+        if not 0 < length <= min(total - 8, MAX_HEADER):
+            raise self._damaged("its header length does not fit the file")
+        try:
+            header = json.loads(self._bytes[8 : 8 + length].tobytes(), object_pairs_hook=_unique)
+        except (ValueError, RecursionError):
+            raise self._damaged("its header is not valid JSON") from None
+        if not isinstance(header, dict):
+            raise self._damaged("its header is not a JSON object")
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise self._damaged("its metadata is not text")
+        entries = {}
+        spans = []
+        for name, entry in header.items():
+            dtype, shape, begin, end = self._entry(name, entry)
+            size = math.prod(shape) * NUMPY[dtype].itemsize
+            if begin < 0 or end - begin != size or end > total - 8 - length:
+                raise self._damaged(f"the offsets of tensor {name!r} do not fit its shape or the file")
+            entries[name] = (dtype, shape, 8 + length + begin, 8 + length + end)
+            spans.append((begin, end))
+        spans.sort()
+        if any(left[1] != right[0] for left, right in zip(spans, spans[1:], strict=False)) or (
+            spans and (spans[0][0] != 0 or spans[-1][1] != total - 8 - length)
+        ):
+            raise self._damaged("its tensors overlap or leave holes")
+        return entries, metadata.get(METADATA, "")
+
+    def _entry(self, name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
+        if isinstance(entry, dict):
+            dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+            if (
+                dtype in NAME
+                and _are_sizes(shape)
+                and _are_sizes(offsets)
+                and isinstance(shape, list)
+                and isinstance(offsets, list)
+                and len(offsets) == 2
+                and len(shape) <= 16
+            ):
+                return NAME[str(dtype)], tuple(shape), offsets[0], offsets[1]
+        raise self._damaged(f"the entry of tensor {name!r} is malformed")
+
+    def _damaged(self, why: str) -> DamagedCapture:
+        return DamagedCapture(f"{self.path} is damaged: {why}; fetch or make the capture again.")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def names(self) -> list[str]:
+        """Names of the tensors in the file."""
+        return list(self._entries)
+
+    def dtype(self, name: str) -> str:
+        """torch's name of the dtype of tensor `name`."""
+        return self._entries[name][0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of tensor `name`."""
+        return self._entries[name][1]
+
+    def array(self, name: str) -> np.ndarray:
+        """A read-only view of tensor `name` in its own dtype and shape."""
+        dtype, shape, begin, end = self._entries[name]
+        raw = self._bytes[begin:end]
+        if begin % NUMPY[dtype].itemsize:
+            raw = np.array(raw)
+        return raw.view(NUMPY[dtype]).reshape(shape)
+
+
+def file_digest(path: Path) -> str:
+    """xxh3-128 of a whole file, as hex.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as handle:
+        while block := handle.read(4 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("duplicate key")
+    return table

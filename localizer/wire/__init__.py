@@ -1,0 +1,1 @@
+"""What crosses the process border: the run's specification and the shared-memory ring (standard library only)."""

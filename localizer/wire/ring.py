@@ -1,0 +1,200 @@
+"""A shared-memory ring of frames with one producer (a worker inside vLLM) and one consumer (the writer process).
+
+The ring lives in an anonymous memory file, so it disappears with the last process that maps it, however that
+process ends. Counters only grow; an offset is a counter modulo the capacity. Frames are contiguous and 64-byte
+aligned, so that a tensor can be copied straight into one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+ALIGN = 64
+CONTROL_BYTES = 4096
+MAGIC = 0x4C4F43414C495A31  # "LOCALIZ1"
+
+# words of the control block
+_MAGIC, _CAPACITY, _HEAD, _TAIL, _CLOSED, _FAILED, _ATTACHED, _STEPS, _ROWS, _DUMMY = range(10)
+
+SKIP, MESSAGE, ROWS = 0, 1, 2
+"""Frame kinds: filler at the end of the ring; a JSON message; rows of one site in C order."""
+
+_FRAME = struct.Struct("<II7Q")  # kind, unused, body length in bytes, six arguments
+
+
+class RingError(Exception):
+    """The ring cannot take or give frames any more; the text says why."""
+
+
+def create(capacity: int) -> int:
+    """Make a ring of `capacity` bytes (rounded up to 64) and return its file descriptor.
+
+    Linux only: the ring is an anonymous memory file, opened elsewhere as `/proc/<pid>/fd/<fd>`.
+    """
+    capacity = -(-capacity // ALIGN) * ALIGN
+    fd = os.memfd_create("localizer-ring", os.MFD_CLOEXEC)
+    os.ftruncate(fd, CONTROL_BYTES + capacity)
+    with mmap.mmap(fd, CONTROL_BYTES) as control:
+        struct.pack_into("<QQ", control, 0, MAGIC, capacity)
+    return fd
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame as the consumer sees it; `body` is valid until the next `release`."""
+
+    kind: int
+    args: tuple[int, ...]
+    body: memoryview
+
+
+class Ring:
+    """One end of a ring. The producer calls `reserve` and `commit`, the consumer `frames`."""
+
+    def __init__(self, path: str | int) -> None:
+        fd = os.open(path, os.O_RDWR) if isinstance(path, str) else os.dup(path)
+        try:
+            self._map = mmap.mmap(fd, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+        self.buffer = memoryview(self._map)
+        self._words = self.buffer[:CONTROL_BYTES].cast("Q")
+        if self._words[_MAGIC] != MAGIC:
+            raise RingError("this is not a localizer ring")
+        self.capacity = int(self._words[_CAPACITY])
+        self._lock = threading.Lock()  # taking it is a full memory fence on weakly ordered processors
+        self._reserved = 0
+
+    # -- producer --------------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        kind: int,
+        length: int,
+        args: tuple[int, ...] = (),
+        *,
+        alive: Callable[[], bool] = lambda: True,
+        patience: float = 120.0,
+    ) -> int:
+        """Wait for room for a frame and return the byte offset of its body in `buffer`.
+
+        Args:
+            kind: frame kind.
+            length: body length in bytes; at most half the capacity.
+            args: up to six unsigned integers carried in the frame header.
+            alive: says whether the consumer still runs; asked while waiting.
+            patience: seconds without any progress of the consumer after which waiting ends.
+
+        Raises:
+            RingError: the frame cannot fit, the consumer is gone, failed, or makes no progress.
+        """
+        size = ALIGN + -(-length // ALIGN) * ALIGN
+        if size > self.capacity // 2:
+            raise RingError(f"a frame of {length} bytes does not fit a ring of {self.capacity} bytes")
+        if self._words[_FAILED]:
+            raise RingError("the writer has failed")
+        head = self._words[_HEAD]
+        offset = head % self.capacity
+        gap = self.capacity - offset if offset + size > self.capacity else 0
+        self._wait_for_room(head + gap + size, alive, patience)
+        if gap:
+            _FRAME.pack_into(self._map, CONTROL_BYTES + offset, SKIP, 0, gap, 0, 0, 0, 0, 0, 0)
+            offset = 0
+        padded = (*args, 0, 0, 0, 0, 0, 0)[:6]
+        _FRAME.pack_into(self._map, CONTROL_BYTES + offset, kind, 0, length, *padded)
+        self._reserved = gap + size
+        return CONTROL_BYTES + offset + ALIGN
+
+    def commit(self) -> None:
+        """Hand the reserved frame to the consumer."""
+        with self._lock:
+            pass
+        self._words[_HEAD] += self._reserved
+        self._reserved = 0
+
+    def _wait_for_room(self, head: int, alive: Callable[[], bool], patience: float) -> None:
+        tail = self._words[_TAIL]
+        if head - tail <= self.capacity:
+            return
+        deadline = time.monotonic() + patience
+        while head - self._words[_TAIL] > self.capacity:
+            if self._words[_FAILED]:
+                raise RingError("the writer has failed")
+            if not alive():
+                raise RingError("the writer is gone")
+            if self._words[_TAIL] != tail:
+                tail, deadline = self._words[_TAIL], time.monotonic() + patience
+            elif time.monotonic() > deadline:
+                raise RingError(f"the writer has taken nothing for {patience:.0f} seconds")
+            time.sleep(0.0005)
+
+    def close(self) -> None:
+        """Say that no frame follows."""
+        with self._lock:
+            pass
+        self._words[_CLOSED] = 1
+
+    # -- consumer --------------------------------------------------------------------------------------
+
+    def frames(self, stop: Callable[[], bool], pause: float = 0.002) -> Iterator[Frame]:
+        """Yield frames until the producer closed the ring, or `stop()` holds and the ring is empty."""
+        while True:
+            tail = self._words[_TAIL]
+            if tail == self._words[_HEAD]:
+                # closed and stop are read before the head is read again: nothing committed earlier is lost
+                done = bool(self._words[_CLOSED]) or stop()
+                if tail == self._words[_HEAD]:
+                    if done:
+                        return
+                    time.sleep(pause)
+                    continue
+            with self._lock:
+                pass
+            offset = CONTROL_BYTES + tail % self.capacity
+            kind, _, length, *args = _FRAME.unpack_from(self._map, offset)
+            if kind == SKIP:
+                self._words[_TAIL] = tail + length
+                continue
+            body = offset + ALIGN
+            with self.buffer[body : body + length] as view:
+                yield Frame(kind, tuple(args), view)
+            self._words[_TAIL] = tail + ALIGN + -(-length // ALIGN) * ALIGN
+
+    def fail(self) -> None:
+        """Tell the producer that nothing more will be taken."""
+        self._words[_FAILED] = 1
+
+    # -- both and onlookers ----------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Note that the producer has mapped the ring."""
+        self._words[_ATTACHED] = 1
+
+    def count(self, *, steps: int = 0, rows: int = 0, dummy: int = 0) -> None:
+        """Add to the progress counters (producer only)."""
+        self._words[_STEPS] += steps
+        self._words[_ROWS] += rows
+        self._words[_DUMMY] += dummy
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """(steps, rows, dummy forwards) so far."""
+        return int(self._words[_STEPS]), int(self._words[_ROWS]), int(self._words[_DUMMY])
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._words[_ATTACHED])
+
+    def unmap(self) -> None:
+        """Release the mapping; views handed out earlier must be gone."""
+        self._words.release()
+        with contextlib.suppress(BufferError):
+            self.buffer.release()
+            self._map.close()

@@ -1,0 +1,91 @@
+"""The specification of one run, as it is handed to the process that runs vLLM."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SPEC_VARIABLE = "LOCALIZER_RUN"
+"""Environment variable that holds the path of the specification file, inherited by every vLLM process."""
+
+EVENTS_VARIABLE = "LOCALIZER_EVENTS"
+"""Environment variable that holds the file descriptor on which the program reports, one JSON object a line."""
+
+EXTENSION = "localizer.hooks.extension.LocalizerExtension"
+"""The worker extension, named as a string so that nothing outside vLLM imports it."""
+
+PROGRAM = "localizer.hooks.program"
+"""The module that the source's interpreter runs."""
+
+SITE_KINDS = ("query", "key", "value", "output")
+"""The sites of one attention layer at the host boundary, in execution order."""
+
+INPUT_IDS, POSITIONS = "model/input_ids", "model/positions"
+HIDDEN, LOGITS, TOKEN = "model/hidden_states", "lm_head/logits", "sampler/token"
+
+ALL_ROWS, LOGIT_ROWS, TOKEN_ROWS = "all", "logits", "tokens"
+"""Which rows a site is expected on: every row, those that feed the logits, or those from which a token was taken."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What one source is asked to do and what is recorded of it.
+
+    Attributes:
+        model: model directory or hub name, as vLLM takes it.
+        engine: keyword arguments of `vllm.LLM`, over the defaults of `localizer.hooks.program`.
+        sampling: keyword arguments of `vllm.SamplingParams`.
+        prompts: token ids of prompt i.
+        rounds: for each round the requests' ids, index i being prompt i.
+        layers: "all", "first", or indices such as "0,5-9" of the attention layers in execution order.
+        taps: False for an untapped run: only the returned tokens are kept.
+        ring: path of the ring, opened by the worker.
+        writer_pid: process id of the consumer of the ring.
+        parent_pid: process id of localize, with which every process of the run ends.
+    """
+
+    model: str
+    engine: dict[str, Any]
+    sampling: dict[str, Any]
+    prompts: list[list[int]]
+    rounds: list[list[str]]
+    layers: str = "all"
+    taps: bool = True
+    ring: str = ""
+    writer_pid: int = 0
+    parent_pid: int = 0
+
+    def write(self, path: Path) -> None:
+        """Write the specification as JSON."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: str | Path) -> RunSpec:
+        """Read a specification written by `write`."""
+        return cls(**json.loads(Path(path).read_text()))
+
+
+def parse_indices(text: str, count: int) -> list[int]:
+    """Indices named by "all", "first" or a list such as "0,5-9", out of `count`.
+
+    Raises:
+        ValueError: the text is malformed or names an index that is not there; the message says which.
+    """
+    if text == "all":
+        return list(range(count))
+    if text == "first":
+        return [0] if count else []
+    chosen: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise ValueError(f"{part.strip()!r} is neither an index nor a range such as 5-9")
+        first, last = int(low), int(high) if dash else int(low)
+        if first > last:
+            raise ValueError(f"the range {part.strip()!r} runs backwards")
+        if last >= count:
+            raise ValueError(f"there is no attention layer {last}; the model has {count}, numbered from 0")
+        chosen.update(range(first, last + 1))
+    return sorted(chosen)

@@ -1,0 +1,52 @@
+"""Which model is meant by `--model`: a built-in one, a folder, or a hub name for vLLM to find."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from localizer.cache import cache_folder
+from localizer.errors import LocalizerError
+from localizer.store.tensors import file_digest
+from localizer.workload.tiny import build_tiny
+
+TINY = "tiny"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HASHED = frozenset({".json", ".safetensors", ".bin", ".gguf", ".model"})
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model as the person named it, as vLLM is given it, and the digests of its local files (xxh3-128, hex)."""
+
+    name: str
+    path: str
+    files: dict[str, str]
+
+
+def resolve(name: str) -> ResolvedModel:
+    """Find the model called `name`, building a built-in one at its first use.
+
+    Raises:
+        LocalizerError: it is neither built in, nor a folder with a config.json, nor shaped like a hub name.
+    """
+    if name == TINY:
+        folder = cache_folder() / "models" / TINY
+        build_tiny(folder)
+        return ResolvedModel(name, str(folder), digests(folder))
+    folder = Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        return ResolvedModel(name, str(folder.resolve()), digests(folder))
+    if folder.exists():
+        raise LocalizerError(f"{name} holds no config.json; name the folder of a model, or {TINY!r}.")
+    if HUB_NAME.fullmatch(name):
+        return ResolvedModel(name, name, {})
+    raise LocalizerError(f"There is no model {name!r}; name a model's folder, a hub name (org/model), or {TINY!r}.")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """xxh3-128 of the files that make a model what it is: configuration and weights."""
+    return {
+        path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in HASHED
+    }

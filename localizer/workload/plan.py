@@ -1,0 +1,95 @@
+"""From options to a workload: matrix, prompts, sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from localizer.errors import LocalizerError
+
+MATRIX = "1,2,4,8,4,2,1"
+"""The default batch sizes of the rounds."""
+
+COMMON_VOCABULARY = 1000
+"""Token ids below this exist in every language model; used where the model's vocabulary size is not known."""
+
+MAX_REQUESTS = 100_000
+
+
+def parse_matrix(text: str) -> list[int]:
+    """Batch sizes from text such as `1,2,4`.
+
+    Raises:
+        LocalizerError: a size is not a positive whole number.
+    """
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1 or sum(sizes) > MAX_REQUESTS:
+        raise LocalizerError(
+            f"The matrix {text!r} is not a list of batch sizes; give positive whole numbers such as {MATRIX}."
+        )
+    return sizes
+
+
+def vocabulary(model: Path) -> int:
+    """Vocabulary size from the config.json of a local model, or `COMMON_VOCABULARY` where there is none."""
+    try:
+        config = json.loads((model / "config.json").read_text())
+    except (OSError, ValueError):
+        return COMMON_VOCABULARY
+    for part in (config, config.get("text_config") or {}):
+        if isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return COMMON_VOCABULARY
+
+
+def draw_prompts(count: int, length: int, vocabulary_size: int, seed: int) -> list[list[int]]:
+    """`count` distinct prompts of `length` token ids; prompt i depends on the seed and i alone.
+
+    Raises:
+        LocalizerError: so many distinct prompts of that length do not exist.
+    """
+    prompts: list[list[int]] = []
+    taken: set[tuple[int, ...]] = set()
+    for index in range(count):
+        generator = np.random.default_rng([seed, index])
+        for _ in range(1000):
+            prompt = tuple(int(token) for token in generator.integers(0, vocabulary_size, length))
+            if prompt not in taken:
+                break
+        else:
+            raise LocalizerError(
+                f"There are no {count} distinct prompts of {length} tokens; ask for longer prompts (--prompt-tokens)."
+            )
+        taken.add(prompt)
+        prompts.append(list(prompt))
+    return prompts
+
+
+def greedy(max_tokens: int) -> dict[str, Any]:
+    """Sampling parameters of the default workload: greedy, always `max_tokens` long."""
+    return {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "detokenize": False}
+
+
+def parse_pairs(pairs: Sequence[str], option: str, *, values: bool) -> dict[str, Any]:
+    """`key=value` options as a table; with `values`, a value that is JSON is taken as such.
+
+    Raises:
+        LocalizerError: a pair has no `=` or an empty key.
+    """
+    table: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise LocalizerError(f"{option} {pair!r} is not KEY=VALUE; write for example {option} key=value.")
+        try:
+            table[key] = json.loads(text) if values else text
+        except ValueError:
+            table[key] = text
+    return table
