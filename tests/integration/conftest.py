@@ -1,0 +1,60 @@
+"""Real vLLM engines, started once and shared: captures are made on demand and kept for the session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engines import EAGER, IN_PROCESS, Capturing, Quiet
+
+from localizer.cache import cache_folder
+from localizer.capture.session import CaptureRequest, capture
+from localizer.sources.fault import plant
+from localizer.store.reader import Capture
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the session's captures."""
+    return tmp_path_factory.mktemp("captures")
+
+
+@pytest.fixture(scope="session")
+def vllm_cache() -> dict[str, str]:
+    """A compile cache that survives the session: compiling costs a minute."""
+    return {"VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", str(cache_folder() / "vllm"))}
+
+
+@pytest.fixture(scope="session")
+def capturing(root: Path, vllm_cache: dict[str, str]) -> Capturing:
+    """Make a capture of the tiny model, or return the one made earlier under the same name."""
+    made: dict[str, Capture] = {}
+
+    def work(name: str, *, environment: dict[str, str] = IN_PROCESS, **options: object) -> Capture:
+        if name not in made:
+            settings = {"engine": EAGER, "matrix": "1,2", "repeats": 1, "max_tokens": 6} | options
+            request = CaptureRequest(
+                name=name, root=root, model="tiny", environment=vllm_cache | environment, **settings
+            )
+            made[name] = Capture(capture(request, Quiet()))
+        return made[name]
+
+    return work
+
+
+@pytest.fixture(scope="session")
+def overlay(root: Path) -> Callable[[int], Path]:
+    """The overlay with a fault planted in one layer."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.origin is not None
+    installed = Path(spec.origin).parent
+
+    def work(layer: int) -> Path:
+        folder = root / f"overlay-{layer}"
+        plant(folder, installed, layer)
+        return folder
+
+    return work
