@@ -1,1 +1,1 @@
-"""The parent process of a capture: launches the source and the writer, watches them, finalises the capture."""
+"""The parent process of a capture: launches source and writer, watches them, finalises the capture."""

@@ -14,13 +14,15 @@ _PATTERNS = (
     (r"No space left on device", "the disk is full; free some space or name another folder with --out"),
     (r"operator torchvision::nms does not exist", "torchvision does not fit torch; uninstall torchvision"),
     (r"unexpected keyword argument '([^']+)'", "vLLM has no engine argument {0!r}; check --engine"),
-    (r"(?:No module named|cannot import name) '([^']+)'", "the source cannot import {0!r}; check its interpreter"),
-    (r"validation errors? for (\w+)[\s\S]*?\n\s+(.+?) \[type=", "vLLM refused an engine argument: {1}; check --engine"),
+    (r"(?:No module named|cannot import name) '([^']+)'", "the source lacks {0!r}; check its interpreter"),
+    (r"validation errors? for (\w+)[\s\S]*?\n\s+(.+?) \[type=",
+     "vLLM refused an engine argument: {1}; check --engine"),
     (r"[Mm]emory on node .* (?:is less than|than requested)|out of memory|OutOfMemory|Cannot allocate memory",
-     "there is not enough memory; lower it with --engine gpu_memory_utilization=... or kv_cache_memory_bytes=..."),
-    (r"Repo id must|is not a valid model identifier|LocalEntryNotFound|couldn't connect|MaxRetryError|OfflineMode",
+     "there is not enough memory; lower it with --engine gpu_memory_utilization=... or "
+     "kv_cache_memory_bytes=..."),
+    (r"Repo id must|not a valid model identifier|LocalEntryNotFound|couldn't connect|MaxRetry|OfflineMode",
      "the model could not be fetched; name a local folder with --model"),
-    (r"Python\.h|No C\+\+ compiler|InvalidCxxCompiler", "there is no working C++ compiler; install one (g++)"),
+    (r"Python\.h|No C\+\+ compiler|InvalidCxxCompiler", "no C++ compiler works; install one (g++)"),
 )  # fmt: skip
 """Regular expressions over the end of the log, and what they mean."""
 
@@ -35,7 +37,10 @@ def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
     with log.open("rb") as handle:
         handle.seek(max(0, log.stat().st_size - 65536))
         text = handle.read().decode("utf-8", "replace")
-    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]", "", line).rstrip() for line in text.splitlines()]
+    lines = [
+        re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]", "", line).rstrip()
+        for line in text.splitlines()
+    ]
     return [line for line in lines if line][-count:]
 
 

@@ -26,7 +26,7 @@ def start(
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command as the head of a new session, so that a Ctrl-C in the terminal reaches localize alone."""
+    """Start a command as the head of a new session: a Ctrl-C in the terminal reaches localize alone."""
     return subprocess.Popen(
         command,
         env=dict(environment),
@@ -62,7 +62,9 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def pump(stream: IO[bytes], name: str, into: queue.Queue[tuple[str, dict[str, Any] | None]]) -> threading.Thread:
+def pump(
+    stream: IO[bytes], name: str, into: queue.Queue[tuple[str, dict[str, Any] | None]]
+) -> threading.Thread:
     """Read JSON lines from `stream` into a queue as (name, object), and (name, None) at its end."""
 
     def work() -> None:

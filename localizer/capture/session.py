@@ -36,7 +36,10 @@ BUFFER_BYTES = 256 << 20
 EXIT_SECONDS = 60.0
 """How long a source that has reported everything may take to end by itself."""
 
-RECORDED = ("VLLM_", "TORCH", "PYTORCH_", "CUDA_", "NCCL_", "OMP_", "MKL_", "KMP_", "TRITON_", "LD_PRELOAD", "OPENBLAS_")
+RECORDED = (
+    *("VLLM_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NCCL_"),
+    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_PRELOAD"),
+)
 """Prefixes of the environment variables that are recorded."""
 
 SET = {"VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
@@ -104,7 +107,9 @@ def capture(request: CaptureRequest, progress: Progress) -> Path:
         (folder / schema.JOURNAL).touch()
         (folder / schema.LOG).touch()
     except OSError as error:
-        raise LocalizerError(f"{folder} cannot be written ({error.strerror}); name another folder with --out.") from None
+        raise LocalizerError(
+            f"{folder} cannot be written ({error.strerror}); name another folder with --out."
+        ) from None
     session = _Session(request, progress, folder, opening, python, tree, environment)
     with _interruptible():
         try:
@@ -115,7 +120,8 @@ def capture(request: CaptureRequest, progress: Progress) -> Path:
         except OSError as error:
             session.stop()
             raise CaptureFailed(
-                f"{folder} cannot be written ({error.strerror}); free some space or name another folder with --out."
+                f"{folder} cannot be written ({error.strerror}); "
+                "free some space or name another folder with --out."
             ) from None
         except BaseException:
             session.stop()
@@ -150,14 +156,18 @@ def _prepare(
     if min(request.repeats, request.prompt_tokens, request.max_tokens) < 1:
         raise LocalizerError("Repeats, prompt tokens and new tokens must be at least 1; check the numbers.")
     if "worker_extension_cls" in request.engine and request.taps:
-        raise LocalizerError("The observer is the worker extension; leave worker_extension_cls out of --engine.")
+        raise LocalizerError(
+            "The observer is the worker extension; leave worker_extension_cls out of --engine."
+        )
     model = models.resolve(request.model)
     python = interpreter.probe(request.python, environment)
     tree, laid = None, None
     if request.overlay is not None:
         tree, replaced = overlay.lay(request.overlay, python.vllm_location)
         laid = schema.Overlay(path=str(request.overlay.resolve()), files=replaced)
-    prompts = plan.draw_prompts(max(matrix), request.prompt_tokens, plan.vocabulary(Path(model.path)), request.seed)
+    prompts = plan.draw_prompts(
+        max(matrix), request.prompt_tokens, plan.vocabulary(Path(model.path)), request.seed
+    )
     opening = Open(
         format=schema.FORMAT,
         schema=schema.SCHEMA,
@@ -364,7 +374,9 @@ class _Session:
         assert self._ring is not None
         tokens = sum(len(output.tokens) for output in self._run.outputs)
         work = self._opening.workload
-        self._progress.advance(self._run.rounds, len(work.matrix) * work.repeats, self._ring.progress[0], tokens)
+        self._progress.advance(
+            self._run.rounds, len(work.matrix) * work.repeats, self._ring.progress[0], tokens
+        )
 
     def _source_failed(self) -> CaptureFailed:
         assert self._source is not None
@@ -478,9 +490,13 @@ def incomplete_reasons(
         )
     counts = written.get("counts", {})
     if counts.get("rows_without_prefix"):
-        reasons.append(f"{counts['rows_without_prefix']} rows have tokens before them that no row and no prompt gives")
+        reasons.append(
+            f"{counts['rows_without_prefix']} rows have tokens before them that no row and no prompt gives"
+        )
     if counts.get("prompt_mismatches"):
-        reasons.append(f"{counts['prompt_mismatches']} rows have an input id that is not the prompt's token there")
+        reasons.append(
+            f"{counts['prompt_mismatches']} rows have an input id that is not the prompt's token there"
+        )
     return reasons
 
 

@@ -1,9 +1,9 @@
 """The writer process: takes frames from the ring, hashes rows, writes shards; one for each worker.
 
-It runs in localizer's own interpreter. Standard input carries its orders, one a line: `group PGID` names the
-source's process group, `finish` says that the source has ended. When the input ends without `finish`, localize is
-gone: the writer kills the source, keeps what the ring still holds, and ends. Its last line on standard output is a
-JSON object: what was recorded, or the error.
+It runs in localizer's own interpreter. Standard input carries its orders, one a line: `group PGID` names
+the source's process group, `finish` says that the source has ended. When the input ends without `finish`,
+localize is gone: the writer kills the source, keeps what the ring still holds, and ends. Its last line on
+standard output is a JSON object: what was recorded, or the error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Orders:
 
 
 def payload_sites(sites: list[Site], choice: str) -> frozenset[str] | None:
-    """Names of the sites whose rows are kept: of all (None), of the first tapped attention layer, or of none."""
+    """Names of the sites whose rows are kept: all (None), those of the first tapped layer, or none."""
     if choice == "all":
         return None
     names = [site.name for site in sites if site.rows == "all" and site.name not in (INPUT_IDS, POSITIONS)]
@@ -111,7 +111,11 @@ def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
     except (OSError, StreamError) as error:
         ring.fail()
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        return {"event": "failed", "what": "disk" if isinstance(error, OSError) else "stream", "reason": reason}
+        return {
+            "event": "failed",
+            "what": "disk" if isinstance(error, OSError) else "stream",
+            "reason": reason,
+        }
     summary["sites"] = msgspec.to_builtins(summary["sites"])
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"event": "written", "not_applicable": stream.not_applicable, "peak_memory": memory, **summary}

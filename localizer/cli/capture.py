@@ -18,18 +18,28 @@ from localizer.workload.plan import MATRIX, parse_pairs
 @click.command("capture")
 @click.argument("name")
 @click.option("--model", required=True, help="Model folder, hub name, or the built-in 'tiny'.")
-@click.option("--python", default=sys.executable, help="Interpreter of the source.  [default: localizer's own]")
+@click.option(
+    "--python", default=sys.executable, help="Interpreter of the source.  [default: localizer's own]"
+)
 @click.option(
     "--overlay",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder with a vllm/ tree whose files stand in for those of the installed vLLM.",
 )
 @click.option("--matrix", default=MATRIX, show_default=True, help="Batch sizes of the rounds of one pass.")
-@click.option("--repeats", default=2, show_default=True, type=click.IntRange(1, 1000), help="Passes over the matrix.")
-@click.option("--prompt-tokens", default=16, show_default=True, type=click.IntRange(1), help="Length of each prompt.")
-@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(1), help="New tokens a request.")
+@click.option(
+    "--repeats", default=2, show_default=True, type=click.IntRange(1, 1000), help="Passes over the matrix."
+)
+@click.option(
+    "--prompt-tokens", default=16, show_default=True, type=click.IntRange(1), help="Length of each prompt."
+)
+@click.option(
+    "--max-tokens", default=64, show_default=True, type=click.IntRange(1), help="New tokens a request."
+)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the prompts.")
-@click.option("--layers", default="all", show_default=True, help="Attention layers to tap: first, all, or 0,5-9.")
+@click.option(
+    "--layers", default="all", show_default=True, help="Attention layers to tap: first, all, or 0,5-9."
+)
 @click.option(
     "--payload",
     default="first",
@@ -37,7 +47,9 @@ from localizer.workload.plan import MATRIX, parse_pairs
     type=click.Choice(["none", "first", "all"]),
     help="Whose rows are kept beside their digests: no site's, the first tapped layer's, or every site's.",
 )
-@click.option("--engine", multiple=True, metavar="KEY=VALUE", help="vLLM engine argument; JSON values are accepted.")
+@click.option(
+    "--engine", multiple=True, metavar="KEY=VALUE", help="vLLM engine argument; JSON values are accepted."
+)
 @click.option("--env", multiple=True, metavar="KEY=VALUE", help="Environment variable of the source.")
 @click.option("--taps/--no-taps", default=True, help="Without taps only the returned tokens are kept.")
 @captures_root

@@ -1,4 +1,4 @@
-"""The command line: commands are imported when they are called, errors become one sentence and an exit code."""
+"""The command line: commands are imported when called, errors become one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def main() -> None:
         if os.environ.get("LOCALIZER_DEBUG"):
             traceback.print_exc()
         status = _complain(
-            f"localizer itself failed ({type(error).__name__}: {error}); please report it, with the output of the "
-            "same command under LOCALIZER_DEBUG=1.",
+            f"localizer itself failed ({type(error).__name__}: {error}); please report it, "
+            "with the output of the same command under LOCALIZER_DEBUG=1.",
             2,
         )
     sys.exit(status)

@@ -1,1 +1,1 @@
-"""What runs inside the source's interpreter, beside vLLM. Needs torch, numpy, the standard library and wire/ only."""
+"""What runs inside the source's interpreter: needs torch, numpy, the standard library and wire/ only."""

@@ -1,7 +1,8 @@
 """The worker extension: imported by vLLM in every worker before the worker is built.
 
-Importing it arranges that taps are installed as soon as the worker has loaded its model, so before profiling,
-warm-up and graph capture, whose forwards are counted and dropped. Its methods are reached by `collective_rpc`.
+Importing it arranges that taps are installed as soon as the worker has loaded its model, so before
+profiling, warm-up and graph capture, whose forwards are counted and dropped. Its methods are reached by
+`collective_rpc`.
 """
 
 from __future__ import annotations

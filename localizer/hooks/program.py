@@ -61,7 +61,7 @@ def run(spec: RunSpec, report: Reporter) -> None:
 
 
 def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> list[dict[str, Any]]:
-    """Queue all requests of a round before its first step, run it, and return what came out, in the round's order."""
+    """Queue all requests of a round before its first step, run it; return what came out, in its order."""
     llm.sleep(level=0, mode="keep")
     prompts = [{"prompt_token_ids": spec.prompts[index]} for index in range(len(names))]
     internal = llm.enqueue(prompts, sampling, use_tqdm=False)
@@ -102,7 +102,8 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(1)
     sys.stdout.flush()
-    os._exit(0)  # everything is reported and the engine is shut down; the interpreter's own teardown takes seconds
+    # everything is reported and the engine is shut down; the interpreter's own teardown takes seconds
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Recorder:
         self.errors: list[str] = []
 
     def register(self, boundaries: Sequence[str], not_applicable: dict[str, str]) -> None:
-        """Announce the sites: inputs, the given boundary sites in model order, then final hidden, logits, token."""
+        """Announce the sites: inputs, boundary sites in model order, final hidden states, logits, token."""
         ends = [(HIDDEN, LOGIT_ROWS), (LOGITS, LOGIT_ROWS), (TOKEN, TOKEN_ROWS)]
         starts = [(INPUT_IDS, ALL_ROWS), (POSITIONS, ALL_ROWS)]
         self._sites = [*starts, *((name, ALL_ROWS) for name in boundaries), *ends]
@@ -71,8 +71,10 @@ class Recorder:
         self._scheduled = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
         self._open = False
 
-    def forward_begins(self, requests: Sequence[str], input_ids: torch.Tensor, positions: torch.Tensor) -> None:
-        """The target model is about to run with these inputs; `requests` are the internal ids in batch order."""
+    def forward_begins(
+        self, requests: Sequence[str], input_ids: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        """The target model is about to run on these inputs; `requests` are internal ids in batch order."""
         scheduled = self._scheduled
         if scheduled is None or self._open:
             self.dummies += 1
@@ -113,10 +115,13 @@ class Recorder:
         self._scheduled = None
 
     def sampled(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        """The step's tokens are known; `tokens[i]` are those of `requests[i]`, none where they are discarded."""
+        """The step's tokens are known: `tokens[i]` of `requests[i]`, none where they are discarded."""
         if not self._open:
             return
-        self._sink.message(type="end", sampled={name: list(map(int, ids)) for name, ids in zip(requests, tokens, strict=True)})
+        self._sink.message(
+            type="end",
+            sampled={name: list(map(int, ids)) for name, ids in zip(requests, tokens, strict=True)},
+        )
         self._sink.count(steps=1, rows=self._rows)
         self._open = False
 

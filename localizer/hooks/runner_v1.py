@@ -1,7 +1,8 @@
 """The adapter for vLLM's V1 model runner (`vllm/v1/worker/gpu_model_runner.py` and its CPU subclass).
 
-Seen on vLLM 0.28.0 and 0.32.0: `execute_model(scheduler_output, ...)` runs the forward and returns None, then
-`sample_tokens(...)` returns a `ModelRunnerOutput` with `req_ids` and `sampled_token_ids` (a list per request).
+Seen on vLLM 0.28.0 and 0.32.0: `execute_model(scheduler_output, ...)` runs the forward and returns None,
+then `sample_tokens(...)` returns a `ModelRunnerOutput` with `req_ids` and `sampled_token_ids` (a list per
+request).
 """
 
 from __future__ import annotations

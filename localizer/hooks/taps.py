@@ -1,8 +1,8 @@
 """Boundary taps: where Python is reached between compiled pieces, inputs and outputs of the op are recorded.
 
 Seen on vLLM 0.28.0 and 0.32.0 (CPU). Attention layers are found through `static_forward_context`; their
-`impl.forward(layer, query, key, value, kv_cache, attn_metadata, output=...)` is looked up at each call, so that an
-attribute of the instance stands in for it in eager and in compiled mode.
+`impl.forward(layer, query, key, value, kv_cache, attn_metadata, output=...)` is looked up at each call, so
+that an attribute of the instance stands in for it in eager and in compiled mode.
 """
 
 from __future__ import annotations
@@ -80,7 +80,15 @@ def _tap_attention(recorder: Recorder, name: str, layer: Any, sites: frozenset[s
 
     @functools.wraps(forward)
     def tapped(
-        layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any, output: Any, *args: Any, **kw: Any
+        layer: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        kv_cache: Any,
+        attn_metadata: Any,
+        output: Any,
+        *args: Any,
+        **kw: Any,
     ) -> Any:
         if not recorder.recording:
             return forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kw)
@@ -96,12 +104,16 @@ def _tap_inputs(recorder: Recorder, runner: Any, model: torch.nn.Module) -> None
     @recorder.guarded
     def begins(input_ids: torch.Tensor | None, positions: torch.Tensor | None) -> None:
         if input_ids is None or positions is None:
-            raise RuntimeError("the model ran without input ids, as with prompt embeddings, which are not supported")
+            raise RuntimeError(
+                "the model ran without input ids, as with prompt embeddings, which are not supported"
+            )
         recorder.forward_begins(runner.input_batch.req_ids, input_ids, positions)
 
     def pre_hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         names = dict(zip(("input_ids", "positions"), args, strict=False))
-        begins(kwargs.get("input_ids", names.get("input_ids")), kwargs.get("positions", names.get("positions")))
+        begins(
+            kwargs.get("input_ids", names.get("input_ids")), kwargs.get("positions", names.get("positions"))
+        )
 
     model.register_forward_pre_hook(pre_hook, with_kwargs=True)
 

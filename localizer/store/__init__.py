@@ -1,1 +1,1 @@
-"""The capture format: manifest, journal, shards and digests; written, read and verified here (docs/capture-format.md)."""
+"""The capture format (docs/capture-format.md): documents, shards and digests; written, read, verified."""

@@ -1,4 +1,4 @@
-"""Where captures live: `captures/NAME/NNNN`, every capture of a name under the next number, nothing overwritten."""
+"""Where captures live: `captures/NAME/NNNN`, each under its name's next number, nothing overwritten."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def names(root: Path) -> list[str]:
     """Names under `root` that hold at least one capture."""
     if not root.is_dir():
         return []
-    return sorted(path.name for path in root.iterdir() if any((item / OPEN).is_file() for item in numbered(path)))
+    return sorted(
+        path.name for path in root.iterdir() if any((item / OPEN).is_file() for item in numbered(path))
+    )
 
 
 def find(root: Path, reference: str) -> Path:

@@ -21,8 +21,8 @@ def prefix_digest(tokens: Sequence[int], salt: bytes = b"") -> bytes:
 class RequestPrefixes:
     """Follows one request through its steps and gives prefix and occurrence of each of its rows.
 
-    Tokens come from the rows themselves (the input ids that the forward used); only tokens that no row carries,
-    those of cached positions, come from the prompt.
+    Tokens come from the rows themselves (the input ids that the forward used); only tokens that no row
+    carries, those of cached positions, come from the prompt.
     """
 
     def __init__(self, prompt: Sequence[int], salt: bytes = b"") -> None:
@@ -39,7 +39,7 @@ class RequestPrefixes:
         return bool(self._seen)
 
     def row(self, position: int, token: int) -> tuple[bytes, int] | None:
-        """(prefix, occurrence) of the row at `position` with input id `token`; None if earlier tokens are unknown."""
+        """(prefix, occurrence) of the row of `token` at `position`; None if earlier tokens are unknown."""
         if position > len(self._tokens) or token < 0:
             return None
         if position != self._length:

@@ -69,7 +69,9 @@ class Capture:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         if not (folder / schema.OPEN).is_file():
-            raise NotACapture(f"{folder} is not a capture: it holds no {schema.OPEN}; name a capture or its folder.")
+            raise NotACapture(
+                f"{folder} is not a capture: it holds no {schema.OPEN}; name a capture or its folder."
+            )
         self.open = schema.decode(folder / schema.OPEN, Open)
         path = folder / schema.MANIFEST
         self.manifest = schema.decode(path, Manifest) if path.exists() else None
@@ -105,7 +107,7 @@ class Capture:
 
     @cached_property
     def outputs(self) -> dict[str, list[int]]:
-        """Generated tokens by request: those returned, or for an incomplete capture those that rows decided."""
+        """Generated tokens by request: those returned, or without a manifest those that rows decided."""
         if self.manifest is not None:
             return {output.request: output.tokens for output in self.manifest.outputs}
         tokens: dict[str, list[int]] = {}
@@ -124,18 +126,22 @@ class Capture:
             return journal
         listed = {file.name: file for file in self.manifest.files}
         if len(listed) != len(self.manifest.files):
-            raise DamagedCapture(f"{self.folder / schema.MANIFEST} lists a file twice; fetch the capture again.")
+            raise DamagedCapture(
+                f"{self.folder / schema.MANIFEST} lists a file twice; fetch the capture again."
+            )
         for shard in journal:
             if listed.get(shard.name) != shard:
                 raise DamagedCapture(
-                    f"{self.folder}: journal and manifest disagree about {shard.name[:80]!r}; fetch the capture again."
+                    f"{self.folder}: journal and manifest disagree on {shard.name}; fetch the capture again."
                 )
         allowed = {schema.OPEN, schema.JOURNAL, schema.LOG}
         for name in listed:
             if name not in allowed and not SHARD_NAME.fullmatch(name):
                 raise DamagedCapture(f"{self.folder / schema.MANIFEST} lists the foreign file {name[:80]!r}.")
         if not allowed <= set(listed):
-            raise DamagedCapture(f"{self.folder / schema.MANIFEST} does not list all of {', '.join(sorted(allowed))}.")
+            raise DamagedCapture(
+                f"{self.folder / schema.MANIFEST} does not list all of {', '.join(sorted(allowed))}."
+            )
         return list(self.manifest.files)
 
     def _journal(self) -> list[Shard]:
@@ -152,7 +158,9 @@ class Capture:
             except (msgspec.DecodeError, RecursionError):
                 if number == len(lines) and self.manifest is None:
                     break  # a torn last line is what a killed run leaves
-                raise DamagedCapture(f"{path} is damaged in line {number}; fetch the capture again.") from None
+                raise DamagedCapture(
+                    f"{path} is damaged in line {number}; fetch the capture again."
+                ) from None
             if not SHARD_NAME.fullmatch(shard.name):
                 raise DamagedCapture(f"{path} lists the foreign file {shard.name[:80]!r} in line {number}.")
             shards.append(shard)
@@ -173,7 +181,9 @@ class Capture:
         if size != file.size:
             raise DamagedCapture(f"{path} has {size} bytes instead of {file.size}; fetch the capture again.")
         if tensors.file_digest(path) != file.xxh3_128:
-            raise DamagedCapture(f"{path} does not have the digest that was recorded; fetch the capture again.")
+            raise DamagedCapture(
+                f"{path} does not have the digest that was recorded; fetch the capture again."
+            )
 
     def check(self) -> None:
         """Check every listed file, then that tables and payload fit together.
@@ -202,10 +212,12 @@ class Capture:
             try:
                 facts = msgspec.json.decode(file.metadata, type=_Facts)
             except (msgspec.DecodeError, RecursionError) as error:
-                raise DamagedCapture(f"{file.path} is damaged: its metadata is malformed ({error}).") from None
+                raise DamagedCapture(
+                    f"{file.path} is damaged: its metadata is malformed ({error})."
+                ) from None
             if facts.algorithm != DIGEST:
                 raise DamagedCapture(
-                    f"{file.path} holds {facts.algorithm[:40]!r} digests; this localizer compares only {DIGEST}."
+                    f"{file.path} holds {facts.algorithm[:40]!r} digests; this localizer reads only {DIGEST}."
                 )
             if len({site.name for site in facts.sites}) != len(facts.sites):
                 raise DamagedCapture(f"{file.path} is damaged: it names a site twice.")
@@ -258,14 +270,19 @@ class Capture:
         limits = {"request": len(self.requests), "kind": len(schema.KINDS), "logits": 3}
         for name, limit in limits.items():
             if count and not (0 <= columns[name].min() and columns[name].max() < limit):
-                raise DamagedCapture(f"{rows.path} is damaged: column {name!r} holds values that do not exist.")
+                raise DamagedCapture(
+                    f"{rows.path} is damaged: column {name!r} holds values that do not exist."
+                )
         if count and min(columns["position"].min(), columns["step"].min(), columns["occurrence"].min()) < 0:
             raise DamagedCapture(f"{rows.path} is damaged: a position, step or occurrence is negative.")
         digest = digests.array("digest")
-        present = np.unpackbits(digests.array("present"), axis=1, count=len(sites), bitorder="little").astype(np.bool_)
+        bits = np.unpackbits(digests.array("present"), axis=1, count=len(sites), bitorder="little")
+        present = bits.astype(np.bool_)
         unknown = [site.name for site in sites if site.name not in index]
         if unknown:
-            raise DamagedCapture(f"{digests.path} holds the site {unknown[0][:80]!r}, which the manifest does not name.")
+            raise DamagedCapture(
+                f"{digests.path} holds the site {unknown[0][:80]!r}, which the manifest does not name."
+            )
         if [site.name for site in sites] != list(index):
             target = [index[site.name] for site in sites]
             wide = np.zeros((count, len(index), DIGEST_BYTES), np.uint8)
@@ -292,11 +309,15 @@ class Capture:
                     continue
                 indices = name + ROW_INDEX
                 if name not in known or indices not in file or not file.shape(name):
-                    raise DamagedCapture(f"{file.path} is damaged: {name[:80]!r} is not the payload of a known site.")
+                    raise DamagedCapture(
+                        f"{file.path} is damaged: {name[:80]!r} is not the payload of a known site."
+                    )
                 _expect(file, indices, "int64", file.shape(name)[:1])
                 rows = file.array(indices)
                 if len(rows) and not (rows.min() >= 0 and rows.max() < count):
-                    raise DamagedCapture(f"{file.path} is damaged: {name[:80]!r} names rows that do not exist.")
+                    raise DamagedCapture(
+                        f"{file.path} is damaged: {name[:80]!r} names rows that do not exist."
+                    )
                 found.setdefault(name, []).append(Payload(file, name, rows + start))
         return found
 
@@ -312,4 +333,3 @@ class Capture:
 def _expect(file: tensors.TensorFile, name: str, dtype: str, shape: tuple[int, ...]) -> None:
     if name not in file or file.dtype(name) != dtype or file.shape(name) != shape:
         raise DamagedCapture(f"{file.path} is damaged: {name!r} is not {dtype} of shape {list(shape)}.")
-

@@ -24,7 +24,7 @@ PLAIN, FEEDS_LOGITS, DECIDES_TOKEN = 0, 1, 2
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all records: immutable, keyword only; unknown keys are ignored so that newer files stay readable."""
+    """Base of all records: immutable, keyword only; unknown keys are ignored: newer files stay readable."""
 
 
 class Site(Record, frozen=True, kw_only=True):
@@ -32,8 +32,8 @@ class Site(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: e.g. `model.layers.0.self_attn.attn/query`.
-        rows: the rows it exists on: "all", "logits" (those that feed the logits) or "tokens" (those from which a
-            token was taken); elsewhere it is not applicable.
+        rows: the rows it exists on: "all", "logits" (those that feed the logits) or "tokens" (those from
+            which a token was taken); elsewhere it is not applicable.
         dtype: torch's name of the dtype; empty until the first row was seen.
         shape: shape of one row, e.g. [heads, head_dim]; None until the first row was seen.
     """
@@ -181,7 +181,9 @@ def decode(path: Path, kind: type[Document]) -> Document:
     try:
         blob = path.read_bytes()
     except OSError as error:
-        raise DamagedCapture(f"{path} cannot be read ({error.strerror}); fetch or make the capture again.") from None
+        raise DamagedCapture(
+            f"{path} cannot be read ({error.strerror}); fetch or make the capture again."
+        ) from None
     try:
         document = msgspec.json.decode(blob, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -203,4 +205,6 @@ def request_name(round_index: int, prompt_index: int) -> str:
 
 def rounds(matrix: list[int], repeats: int) -> list[list[str]]:
     """Request ids of each round: `matrix` batch sizes, `repeats` passes over it."""
-    return [[request_name(number, index) for index in range(size)] for number, size in enumerate(matrix * repeats)]
+    return [
+        [request_name(number, index) for index in range(size)] for number, size in enumerate(matrix * repeats)
+    ]

@@ -6,6 +6,7 @@ header, then the tensors' bytes without holes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -71,9 +72,13 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._bytes = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+            self._bytes = (
+                np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+            )
         except OSError as error:
-            raise DamagedCapture(f"{path} cannot be read ({error.strerror}); fetch the capture again.") from None
+            raise DamagedCapture(
+                f"{path} cannot be read ({error.strerror}); fetch the capture again."
+            ) from None
         self._entries, self.metadata = self._parse()
 
     def _parse(self) -> tuple[dict[str, tuple[str, tuple[int, ...], int, int]], str]:
@@ -100,7 +105,7 @@ class TensorFile:
             entries[name] = (dtype, shape, 8 + length + begin, 8 + length + end)
             spans.append((begin, end))
         spans.sort()
-        if any(left[1] != right[0] for left, right in zip(spans, spans[1:], strict=False)) or (
+        if any(left[1] != right[0] for left, right in itertools.pairwise(spans)) or (
             spans and (spans[0][0] != 0 or spans[-1][1] != total - 8 - length)
         ):
             raise self._damaged("its tensors overlap or leave holes")

@@ -70,7 +70,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class Summary:
-    """What one rank recorded: sites in execution order, rows expected and recorded by site, counts, complaints."""
+    """What one rank recorded: sites in execution order, rows by site, counts, complaints."""
 
     sites: list[Site]
     expected: dict[str, int]
@@ -117,13 +117,19 @@ class RankWriter:
         self._shards = 0
         self._expected: dict[int, int] = {}
         self._recorded: dict[int, int] = {}
-        self._counts = {"steps": 0, "rows": 0, "logit_rows": 0, "rows_without_prefix": 0, "prompt_mismatches": 0}
+        self._counts = {
+            "steps": 0,
+            "rows": 0,
+            "logit_rows": 0,
+            "rows_without_prefix": 0,
+            "prompt_mismatches": 0,
+        }
         self._complaints: list[str] = []
 
     # -- the stream ------------------------------------------------------------------------------------
 
     def register(self, sites: Sequence[Site], payload: frozenset[str] | None) -> None:
-        """Name the expected sites, in the order of the model, and those whose rows are kept (None keeps all)."""
+        """Name the expected sites in model order, and those whose rows are kept (None keeps all)."""
         self._payload = payload
         self._sites = list(sites)
         self._expected = dict.fromkeys(range(len(sites)), 0)
@@ -162,7 +168,9 @@ class RankWriter:
             self.end_step({})
         total = sum(counts)
         if len(tokens) != total or len(positions) != total:
-            raise StreamError(f"step {number} has {total} rows but {len(tokens)} tokens, {len(positions)} positions")
+            raise StreamError(
+                f"step {number} has {total} rows but {len(tokens)} tokens, {len(positions)} positions"
+            )
         columns = {name: np.zeros(total, dtype) for name, dtype in COLUMNS.items()}
         columns["token"][:], columns["position"][:], columns["step"][:] = tokens, positions, number
         columns["sampled"][:] = -1
@@ -186,7 +194,9 @@ class RankWriter:
             if site.rows != TOKEN_ROWS:
                 self._expected[index] += total if site.rows == ALL_ROWS else len(self._step.logit_rows)
 
-    def _describe(self, internal: str, span: slice, columns: dict[str, np.ndarray], prefix: np.ndarray) -> None:
+    def _describe(
+        self, internal: str, span: slice, columns: dict[str, np.ndarray], prefix: np.ndarray
+    ) -> None:
         """Fill request, prefix, occurrence and kind of one request's rows of a step."""
         if internal not in self._names:
             raise StreamError(f"a step holds the unknown request {internal!r}")
@@ -217,7 +227,9 @@ class RankWriter:
             raise StreamError(f"rows of {what.name} came outside a step or before their layout")
         width = math.prod(what.shape) * NUMPY[what.dtype].itemsize
         if len(data) != width * count:
-            raise StreamError(f"{count} rows of {what.name} should take {width * count} bytes, not {len(data)}")
+            raise StreamError(
+                f"{count} rows of {what.name} should take {width * count} bytes, not {len(data)}"
+            )
         every = np.arange(len(step.prefix)) if what.rows == ALL_ROWS else step.logit_rows
         target = every[first : first + count]
         if len(target) != count:
@@ -333,7 +345,9 @@ class RankWriter:
             self._shard("payload", number, payload, {})
         self._rows = self._bytes = 0
 
-    def _shard(self, what: str, number: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, object]) -> None:
+    def _shard(
+        self, what: str, number: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, object]
+    ) -> None:
         name = f"{self._place}/{what}-{number:05d}.safetensors"
         size, digest = tensors.write(self._folder / name, arrays, json.dumps(facts))
         append_journal(self._folder, Shard(name=name, size=size, xxh3_128=digest))
@@ -348,7 +362,7 @@ def append_journal(folder: Path, shard: Shard) -> None:
 
 
 def execution_order(count: int, seen: Sequence[int]) -> list[int]:
-    """Indices 0..count-1 in execution order: as `seen`, the unseen each after its predecessor in the model."""
+    """Indices 0..count-1 in execution order: as `seen`, each unseen one after its predecessor."""
     order = list(seen)
     for index in range(count):
         if index not in seen:

@@ -1,1 +1,1 @@
-"""What crosses the process border: the run's specification and the shared-memory ring (standard library only)."""
+"""What crosses the process border: a run's specification and the ring. Standard library only."""

@@ -1,8 +1,8 @@
-"""A shared-memory ring of frames with one producer (a worker inside vLLM) and one consumer (the writer process).
+"""A shared-memory ring of frames: one producer (a worker inside vLLM), one consumer (the writer process).
 
-The ring lives in an anonymous memory file, so it disappears with the last process that maps it, however that
-process ends. Counters only grow; an offset is a counter modulo the capacity. Frames are contiguous and 64-byte
-aligned, so that a tensor can be copied straight into one.
+The ring lives in an anonymous memory file, so it disappears with the last process that maps it, however
+that process ends. Counters only grow; an offset is a counter modulo the capacity. Frames are contiguous and
+64-byte aligned, so that a tensor can be copied straight into one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ SPEC_VARIABLE = "LOCALIZER_RUN"
 """Environment variable that holds the path of the specification file, inherited by every vLLM process."""
 
 EVENTS_VARIABLE = "LOCALIZER_EVENTS"
-"""Environment variable that holds the file descriptor on which the program reports, one JSON object a line."""
+"""Environment variable: the file descriptor on which the program reports, one JSON object a line."""
 
 EXTENSION = "localizer.hooks.extension.LocalizerExtension"
 """The worker extension, named as a string so that nothing outside vLLM imports it."""
@@ -26,7 +26,7 @@ INPUT_IDS, POSITIONS = "model/input_ids", "model/positions"
 HIDDEN, LOGITS, TOKEN = "model/hidden_states", "lm_head/logits", "sampler/token"
 
 ALL_ROWS, LOGIT_ROWS, TOKEN_ROWS = "all", "logits", "tokens"
-"""Which rows a site is expected on: every row, those that feed the logits, or those from which a token was taken."""
+"""Which rows a site is expected on: all, those that feed the logits, those from which a token was taken."""
 
 
 @dataclass(frozen=True)

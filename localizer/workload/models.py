@@ -18,7 +18,7 @@ HASHED = frozenset({".json", ".safetensors", ".bin", ".gguf", ".model"})
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model as the person named it, as vLLM is given it, and the digests of its local files (xxh3-128, hex)."""
+    """A model as named, as vLLM is given it, and the digests of its local files (xxh3-128, hex)."""
 
     name: str
     path: str
@@ -42,11 +42,15 @@ def resolve(name: str) -> ResolvedModel:
         raise LocalizerError(f"{name} holds no config.json; name the folder of a model, or {TINY!r}.")
     if HUB_NAME.fullmatch(name):
         return ResolvedModel(name, name, {})
-    raise LocalizerError(f"There is no model {name!r}; name a model's folder, a hub name (org/model), or {TINY!r}.")
+    raise LocalizerError(
+        f"There is no model {name!r}; name a model's folder, a hub name (org/model), or {TINY!r}."
+    )
 
 
 def digests(folder: Path) -> dict[str, str]:
     """xxh3-128 of the files that make a model what it is: configuration and weights."""
     return {
-        path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in HASHED
+        path.name: file_digest(path)
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix in HASHED
     }

@@ -65,7 +65,8 @@ def draw_prompts(count: int, length: int, vocabulary_size: int, seed: int) -> li
                 break
         else:
             raise LocalizerError(
-                f"There are no {count} distinct prompts of {length} tokens; ask for longer prompts (--prompt-tokens)."
+                f"There are no {count} distinct prompts of {length} tokens; "
+                "ask for longer prompts (--prompt-tokens)."
             )
         taken.add(prompt)
         prompts.append(list(prompt))

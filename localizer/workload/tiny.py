@@ -1,4 +1,4 @@
-"""The built-in model: an 8-layer Llama of 8 MB with random weights drawn from a seed; needs no download and no torch."""
+"""The built-in model: an 8-layer Llama of 8 MB, its weights drawn from a seed; no download, no torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIG = {
 
 
 def build_tiny(folder: Path) -> None:
-    """Write config.json and model.safetensors into `folder`, unless they are there; the same bytes every time."""
+    """Write config.json and model.safetensors into `folder` unless they are there; always the same bytes."""
     if (folder / "config.json").is_file() and (folder / "model.safetensors").is_file():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
