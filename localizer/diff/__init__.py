@@ -1,1 +1,5 @@
 """Align -> compare -> localize -> verdict: what two captures say about each other, as plain data."""
+
+from localizer.diff.pipeline import diff
+
+__all__ = ["diff"]

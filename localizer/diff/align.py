@@ -99,13 +99,18 @@ def pair_rows(candidate: Table, parent: Table, *, with_request: bool) -> tuple[n
 
 def _known(table: Table) -> np.ndarray:
     """Bool [rows]: whether the prefix is known (an unknown one is all zero)."""
-    known: np.ndarray = table.prefix.any(axis=1)
-    return known
+    words = _words(table)
+    return (words[:, 0] | words[:, 1]) != 0
+
+
+def _words(table: Table) -> np.ndarray:
+    """The prefixes as uint64 [rows, 2]."""
+    return np.ascontiguousarray(table.prefix).view(np.uint64)
 
 
 def _keys(table: Table, rows: np.ndarray, with_request: bool) -> list[np.ndarray]:
-    prefix = np.ascontiguousarray(table.prefix).view(np.uint64)
-    keys = [prefix[rows, 0], prefix[rows, 1]]
+    words = _words(table)
+    keys = [words[rows, 0], words[rows, 1]]
     return [*keys, table.columns["request"][rows]] if with_request else keys
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from localizer.diff.align import Alignment
 from localizer.store.reader import Capture, Table
-from localizer.wire.spec import LOGIT_ROWS
+from localizer.store.schema import DECIDES_TOKEN, FEEDS_LOGITS
+from localizer.wire.spec import LOGIT_ROWS, TOKEN_ROWS
 
 CHUNK_BYTES = 32 << 20
 """Digests compared at a time, so that memory stays flat where the tables are mapped files."""
@@ -68,13 +69,14 @@ def _missing(capture: Capture, rows: np.ndarray, columns: np.ndarray, present: n
     """int64 [sites]: rows that a site should have and has not."""
     skipped = capture.manifest.not_applicable if capture.manifest is not None else {}
     sites = [capture.sites[column] for column in columns]
-    feeds = capture.table.columns["logits"][rows] > 0
+    logits = capture.table.columns["logits"][rows]
+    least = {LOGIT_ROWS: FEEDS_LOGITS, TOKEN_ROWS: DECIDES_TOKEN}
     missing = len(rows) - present.sum(axis=0, dtype=np.int64)
     for index, site in enumerate(sites):
         if site.name in skipped:
             missing[index] = 0
-        elif site.rows == LOGIT_ROWS:
-            missing[index] = int((feeds & ~present[:, index]).sum())
+        elif site.rows in least:
+            missing[index] = int(((logits >= least[site.rows]) & ~present[:, index]).sum())
     return missing
 
 

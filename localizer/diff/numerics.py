@@ -43,6 +43,7 @@ class Detail:
 
 def describe(candidate: np.ndarray, parent: np.ndarray) -> Detail | None:
     """Compare two rows, each in its own dtype and shape; None if their bytes, dtypes and shapes are equal."""
+    candidate, parent = np.asarray(candidate), np.asarray(parent)  # a row of a scalar site is no array
     if candidate.dtype != parent.dtype:
         return Detail(class_=DTYPE)
     if candidate.shape != parent.shape:

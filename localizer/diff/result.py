@@ -160,8 +160,9 @@ class Finding(Record, frozen=True, kw_only=True):
         key_value: only for attention outputs.
         class_: the worst class of an element, see `localizer.diff.numerics`.
         elements_differ, elements, first_element: first index in the shape of the row.
-        max_ulp, max_abs, max_rel, cosine: over elements that are finite on both sides; `max_rel` is relative to
-            the parent and leaves out elements where the parent is zero.
+        max_ulp, max_abs, max_rel: over elements that are finite on both sides; `max_rel` is relative to the
+            parent and leaves out elements where the parent is zero.
+        cosine: of the two rows, all elements.
         values: the first differing element on both sides.
         logits: only for logits.
     """

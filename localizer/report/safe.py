@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 _LIMIT = 400
 
 
 def clean(text: str, limit: int = _LIMIT) -> str:
-    """`text` in one line, control and format characters as escapes, cut after `limit` characters."""
+    """`text` in one line, everything that does not print as escapes, cut after `limit` characters."""
     shown = "".join(
-        character if unicodedata.category(character)[0] != "C" else character.encode("unicode_escape").decode()
+        character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text[:limit].encode("utf-8", "backslashreplace").decode()
     )
     return shown if len(text) <= limit else shown + "..."

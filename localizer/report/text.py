@@ -1,0 +1,145 @@
+"""A result as plain language: the verdict first, then the evidence, then its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TextIO
+
+from localizer.diff.result import Difference, Result
+from localizer.report import sites, wording
+from localizer.report.blocks import Block, Bullets, Line, Table
+from localizer.report.safe import clean
+from localizer.report.scope import scope
+
+SETTINGS_SHOWN = 12
+"""Differing settings that are listed; the JSON result has all."""
+
+WIDEST_VALUE = 40
+"""Characters of a setting's value that are shown."""
+
+NAMES_SHOWN = 3
+
+
+def render(result: Result, stream: TextIO) -> None:
+    """Write the report: coloured and wrapped on a terminal, plain elsewhere."""
+    blocks = list(document(result))
+    if stream.isatty():
+        from localizer.report import terminal  # rich costs more than the rest of a small diff
+
+        terminal.write(blocks, stream)
+    else:
+        stream.writelines(line.rstrip() + "\n" for block in blocks for line in plain(block))
+
+
+def document(result: Result) -> Iterator[Block]:
+    """The report as blocks, top to bottom."""
+    yield Line(wording.headline(result), "verdict")
+    first = result.first
+    if first is not None:
+        yield Line(wording.blame(first))
+        yield Line(wording.elements(first))
+        if first.logits is not None:
+            yield Line(f"Highest logits: {wording.logits(first.logits)}")
+    yield Line(f"tokens: {wording.tokens(result.tokens)}")
+    yield Line("; ".join(filter(None, [_prompts(result), wording.repeats(result.tokens)])))
+    if result.rows.amplifier is not None:
+        row = result.rows.amplifier
+        where = f"request {clean(row.request)}, position {row.position} (step {row.step})"
+        yield Line(f"first argmax flip: {where}: {wording.logits(row.logits)}")
+    if result.reasons:
+        yield Line("Reasons" if first is None else "Beside the verdict", "heading")
+        yield Bullets([f"{wording.reason(item)}." for item in result.reasons])
+    yield Line("Captures", "heading")
+    yield _captures(result)
+    if result.sites:
+        yield Line("Sites, in execution order", "heading")
+        yield sites.table(result.sites)
+    if result.differences:
+        yield Line("Settings that differ", "heading")
+        yield from _settings(result.differences)
+    yield Line("Coverage", "heading")
+    yield Bullets(list(_coverage(result)))
+    limits = scope(result)
+    yield Line("This result establishes", "heading")
+    yield Bullets(limits.establishes or ["nothing."])
+    yield Line("It does not establish", "heading")
+    yield Bullets(limits.does_not_establish)
+
+
+def plain(block: Block) -> Iterator[str]:
+    """A block as lines without colour or wrapping."""
+    if isinstance(block, Line):
+        if block.role == "heading":
+            yield ""
+        yield block.text
+    elif isinstance(block, Bullets):
+        yield from (f"  - {item}" for item in block.items)
+    else:
+        rows = [block.header, *block.rows]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(block.header))]
+        for row in rows:
+            cells = [
+                cell.rjust(width) if column in block.right else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            yield "  " + "  ".join(cells)
+
+
+def _prompts(result: Result) -> str:
+    equal = "prompts are equal" if result.tokens.prompts_equal else "prompts are DIFFERENT"
+    if result.workloads_equal:
+        return equal
+    return f"{equal}, the workloads are not: requests are paired by equal prompt, rows by prefix alone"
+
+
+def _captures(result: Result) -> Table:
+    both = (("candidate", result.captures.candidate), ("parent", result.captures.parent))
+    rows = [
+        [side, clean(it.label), f"vLLM {clean(it.vllm)}", it.state, clean(it.created), clean(it.path)]
+        for side, it in both
+    ]
+    return Table(["", "capture", "version", "state", "created", "path"], rows)
+
+
+def _settings(differences: list[Difference]) -> Iterator[Block]:
+    rows = [
+        [clean(item.setting), _value(item.candidate), _value(item.parent)]
+        for item in differences[:SETTINGS_SHOWN]
+    ]
+    yield Table(["setting", "candidate", "parent"], rows)
+    if len(differences) > SETTINGS_SHOWN:
+        yield Line(f"  … and {len(differences) - SETTINGS_SHOWN} more; --format json lists all")
+
+
+def _value(value: object) -> str:
+    return "—" if value is None else clean(str(value), WIDEST_VALUE)
+
+
+def _coverage(result: Result) -> Iterator[str]:
+    cover = result.coverage
+    rows, pairs = cover.rows, cover.pairs
+    yield (
+        f"{wording.count(rows.paired, 'row')} paired by {rows.paired_by.replace('+', ' and ')}, "
+        f"of {rows.candidate:,} in the candidate and {rows.parent:,} in the parent"
+    )
+    past = rows.past_token_difference
+    if past.candidate or past.parent:
+        yield f"unpaired past a different token: {past.candidate:,} candidate and {past.parent:,} parent rows"
+    unpaired = rows.unpaired.candidate - past.candidate, rows.unpaired.parent - past.parent
+    if any(unpaired):
+        yield f"unpaired otherwise: {unpaired[0]:,} candidate and {unpaired[1]:,} parent rows"
+    unknown = rows.without_prefix
+    if unknown.candidate or unknown.parent:
+        yield f"of unknown prefix: {unknown.candidate:,} candidate and {unknown.parent:,} parent rows"
+    yield f"{wording.count(pairs.compared, 'row × site pair')} compared, {pairs.differ:,} differ"
+    if pairs.missing.candidate or pairs.missing.parent:
+        missing = pairs.missing
+        yield f"missing pairs: {missing.candidate:,} in the candidate, {missing.parent:,} in the parent"
+    for side, names in (("candidate", cover.sites.candidate_only), ("parent", cover.sites.parent_only)):
+        if names:
+            shown = [clean(name) for name in names[:NAMES_SHOWN]] + ["…"] * (len(names) > NAMES_SHOWN)
+            yield f"only in the {side}: {wording.count(len(names), 'site')} ({', '.join(shown)})"
+    if cover.sites.not_applicable:
+        yield f"not applicable to this model: {wording.count(len(cover.sites.not_applicable), 'site')}"
+    layers = {clean(cover.layers.candidate), clean(cover.layers.parent)}
+    yield f"attention layers recorded: {' and '.join(sorted(layers))}"

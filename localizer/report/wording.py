@@ -1,0 +1,245 @@
+"""The sentences in which a result is told."""
+
+from __future__ import annotations
+
+from localizer.diff import localize, verdict
+from localizer.diff.places import FINAL, INPUTS, LM_HEAD, OTHER, OUTPUT, QKV, SAMPLER, Place, place
+from localizer.diff.result import DIVERGED, IDENTICAL, Finding, Logits, Reason, Result, Tokens, TopTwo
+from localizer.report.safe import clean
+
+_PLACES = {
+    FINAL: "the final hidden states",
+    LM_HEAD: "the logits",
+    SAMPLER: "the sampled token",
+}
+
+
+def count(number: int, noun: str) -> str:
+    """`1 row`, `1,234 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def site(where: Place) -> str:
+    """A site in words: `the query of layer 18`."""
+    if where.stage == INPUTS:
+        return f"the {'input ids' if where.part == 'input_ids' else clean(where.part)}"
+    if where.stage in (QKV, OUTPUT):
+        part = "attention output" if where.stage == OUTPUT else where.part
+        return f"the {part} of {layer(where)}"
+    return _PLACES.get(where.stage, clean(where.name))
+
+
+def layer(where: Place) -> str:
+    """`layer 18`, or the layer's name where that holds no number."""
+    return f"layer {where.number}" if where.number is not None else clean(where.layer)
+
+
+def headline(result: Result) -> str:
+    """The verdict in one line."""
+    if result.verdict == DIVERGED:
+        first, token = result.first, result.tokens.first
+        if first is not None:
+            where = f"request {clean(first.request)}, position {first.position} (step {first.step})"
+            return f"diverged: first at {clean(first.site)}, {where}"
+        if token is not None:
+            where = f"request {clean(token.request)}, position {token.position} (output {token.output_index})"
+            return f"diverged: only tokens differ, first at {where}; no compared site differs"
+        return "diverged"
+    if result.verdict == IDENTICAL:
+        pairs = count(result.coverage.pairs.compared, "compared row × site pair")
+        return f"identical: every one of {pairs} has equal bytes"
+    return f"inconclusive: {'; '.join(reason(item) for item in result.reasons[:1])}"
+
+
+def reason(item: Reason) -> str:
+    """A reason in one sentence, without a full stop."""
+    who = f"the {item.source}" if item.source else "neither side"
+    if item.code == verdict.INCOMPLETE:
+        return f"{who} is incomplete: {clean(item.detail).rstrip('.')}"
+    sentences = {
+        verdict.DIFFERENT_MODEL: "the captures ran different models: the digests of the model's files differ",
+        verdict.NO_COMMON_PREFIX: "the captures have no common prefix: no row was asked to compute the same",
+        verdict.MISSING: f"{who} lacks {count(item.count, 'row × site pair')} that it should have recorded",
+        verdict.NO_ROWS: f"{who} recorded no rows, so no tensor was compared",
+        verdict.NOTHING_COMPARED: "no row of any site is held by both captures, so no tensor was compared",
+        verdict.NOT_REPRODUCIBLE: f"{who} does not repeat itself: a later pass returned other tokens",
+    }
+    return sentences.get(item.code, clean(item.code))
+
+
+def blame(finding: Finding) -> str:
+    """What the segment holds, in one sentence."""
+    before = place(finding.site)
+    after = place(finding.segment.after) if finding.segment.after is not None else None
+    if finding.blame == localize.WRONG_INPUTS:
+        return (
+            f"The inputs of the forward pass differ already: {site(before)}, although the prefix is the same."
+        )
+    if after is None:
+        return (
+            f"{_capital(site(before))} differs, and nothing upstream of it was compared on that row: "
+            "the difference may have entered anywhere before it."
+        )
+    equal = (
+        f"{_capital(site(before))} {_verb(before, 'differs', 'differ')}, {site(after)} {_verb(after)} equal: "
+    )
+    if finding.blame == localize.IN_ATTENTION:
+        return equal + "the attention kernel, its metadata or the KV contents it read." + _attention(finding)
+    what = f"the code between {site(after)} and {site(before)}"
+    inside = _pieces(after, before, finding)
+    return f"{equal}{what}{': ' if inside else ''}{_either(inside)}."
+
+
+def _attention(finding: Finding) -> str:
+    """What is known of the key and value rows that an attention output read, and of its own inputs."""
+    text = ""
+    if finding.unobserved.sites:
+        names = ", ".join(clean(name) for name in finding.unobserved.sites)
+        text += f" Not compared on that row, so the code that makes them lies inside too: {names}."
+    rows = finding.key_value
+    if rows is None or not rows.positions:
+        return text
+    earlier = count(rows.positions, "earlier position")
+    if rows.differ:
+        return f"{text} Key or value rows as written differ at {rows.differ:,} of {earlier} of that request."
+    if rows.equal == rows.positions:
+        return f"{text} Key and value rows as written are equal at all {earlier} of that request."
+    if rows.equal:
+        return (
+            f"{text} Key and value rows as written are equal at {rows.equal:,} of {earlier} of that request; "
+            f"the other {rows.not_compared:,} were not compared."
+        )
+    return f"{text} Key and value rows of the {earlier} of that request were not compared."
+
+
+def _pieces(after: Place, before: Place, finding: Finding) -> list[str]:
+    """What a segment holds in a decoder of the usual build, in execution order."""
+    inside = finding.unobserved
+    pieces = []
+    if after.stage == INPUTS:
+        pieces.append("the embedding")
+    if after.stage == QKV:
+        pieces.append(f"the attention of {layer(after)}")
+    if after.stage in (QKV, OUTPUT) and before.stage != OTHER and after.layer != before.layer:
+        pieces.append(f"o_proj, the norms and the MLP of {layer(after)}")
+    if inside.layers:
+        pieces.append(f"{_layers(inside.layers)}, of which no site was compared on that row")
+    if inside.later_layers:
+        behind = "any layer" if after.stage == INPUTS else f"any layer after {layer(after)}"
+        pieces.append(f"{behind} that was not recorded")
+    if before.stage in (QKV, OUTPUT) and after.layer != before.layer:
+        first = "the first norm, " if after.stage == INPUTS and not inside.layers else ""
+        pieces.append(f"{first}the qkv projection, q/k norm and rotary embedding of {layer(before)}")
+    if before.stage == OUTPUT:
+        pieces.append(f"the attention of {layer(before)}")
+    if before.stage in (FINAL, LM_HEAD, SAMPLER) and after.stage in (INPUTS, QKV, OUTPUT):
+        pieces.append("the final norm")
+    if before.stage in (LM_HEAD, SAMPLER) and after.stage != LM_HEAD:
+        pieces.append("lm_head with its gather, scale or soft cap")
+    if before.stage == SAMPLER:
+        pieces.append("the logits processors, penalties and the sampler")
+    return pieces
+
+
+def _layers(numbers: list[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return f"layer {first}"
+    if numbers == list(range(first, last + 1)):
+        return f"layers {first}–{last}"
+    return f"{len(numbers)} layers between {first} and {last}"
+
+
+def _either(pieces: list[str]) -> str:
+    return f"{'; '.join(pieces[:-1])}; or {pieces[-1]}" if len(pieces) > 1 else "".join(pieces)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:] if text.startswith("the ") else text
+
+
+def _verb(where: Place, one: str = "is", many: str = "are") -> str:
+    plural = where.stage in (FINAL, LM_HEAD) or where.part in ("input_ids", "positions")
+    return many if plural else one
+
+
+def elements(finding: Finding) -> str:
+    """How the two rows differ, in one sentence; empty where only digests were kept."""
+    if finding.class_ in ("dtype", "shape"):
+        return f"The two sides have another {finding.class_} there."
+    if finding.elements_differ is None or finding.values is None:
+        return "Only digests were kept of that row: how much it differs is not known."
+    ours, theirs = finding.values.candidate, finding.values.parent
+    index = "" if not finding.first_element else f", the first at {finding.first_element}"
+    verb = "differs" if finding.elements_differ == 1 else "differ"
+    if finding.max_ulp is None and finding.cosine is None and finding.class_ == "value":  # integers
+        return f"{_share(finding)} {verb}{index}: candidate {ours.decimal}, parent {theirs.decimal}."
+    sizes = [
+        f"max {name} {value:.3g}"
+        for name, value in (("abs", finding.max_abs), ("rel", finding.max_rel))
+        if value is not None
+    ]
+    if finding.max_ulp is not None:
+        sizes.insert(0, f"max ULP {finding.max_ulp:,}")
+    return (
+        f"{_share(finding)} {verb} "
+        f"(class {finding.class_}{'; ' if sizes else ''}{', '.join(sizes)}){index}: "
+        f"candidate {ours.decimal} ({ours.hex}), parent {theirs.decimal} ({theirs.hex})."
+    )
+
+
+def _share(finding: Finding) -> str:
+    return f"{finding.elements_differ:,} of {count(finding.elements or 0, 'element')}"
+
+
+def logits(found: Logits) -> str:
+    """The two highest logits of both sides."""
+    flip = "the argmax flips" if found.argmax_flip else "the argmax is the same"
+    tie = " A tie explains a flip; it does not excuse the difference." if _tied(found) else ""
+    return f"candidate {_top(found.candidate)}; parent {_top(found.parent)}; {flip}.{tie}"
+
+
+def _tied(found: Logits) -> bool:
+    return found.argmax_flip and (found.candidate.tie or found.parent.tie)
+
+
+def _top(top: TopTwo) -> str:
+    if top.top2 is None or top.top2_value is None or top.margin is None:
+        return f"{top.top1} ({top.top1_value:.6g})"
+    how = "tied" if top.tie else f"margin {top.margin:.3g}"
+    return f"{top.top1} ({top.top1_value:.6g}) before {top.top2} ({top.top2_value:.6g}), {how}"
+
+
+def tokens(found: Tokens) -> str:
+    """Token parity in one line."""
+    if not found.requests:
+        return "no request of both captures can be paired"
+    unfinished = (
+        f"; {count(found.requests_unfinished, 'request')} not finished on both sides, "
+        "compared as far as both go"
+        if found.requests_unfinished
+        else ""
+    )
+    if not found.requests_differ:
+        return (
+            f"all {count(found.requests, 'request')} returned the same tokens, "
+            f"{count(found.positions, 'position')}{unfinished}"
+        )
+    verb = "differs" if found.requests == 1 else "differ"
+    text = (
+        f"{found.requests_differ:,} of {count(found.requests, 'request')} {verb}, "
+        f"at {found.positions_differ:,} of {count(found.positions, 'position')}{unfinished}"
+    )
+    if found.first is not None:
+        request, position, output = found.first.request, found.first.position, found.first.output_index
+        text += f"; first at request {clean(request)}, position {position} (output {output})"
+    return text
+
+
+def repeats(found: Tokens) -> str:
+    """What the passes of each source say about it; empty with one pass."""
+    if found.repeats_equal is None:
+        return ""
+    words = {True: "equal", False: "DIFFERENT", None: "not known"}
+    both = found.repeats_equal
+    return f"repeats within the candidate: {words[both.candidate]}; within the parent: {words[both.parent]}"
