@@ -127,7 +127,7 @@ class Localizer:
             kind, ulp = numerics.worst(read)
             results.append(
                 SiteResult(
-                    site=name,
+                    name=name,
                     rows_compared=int(compared[index]),
                     rows_differ=int(differ[index]),
                     missing=Both(

@@ -241,7 +241,7 @@ class SiteResult(Record, frozen=True, kw_only=True):
         class_, max_ulp: the worst among the `rows_read` differing rows whose payload was read.
     """
 
-    site: str
+    name: str = msgspec.field(name="site")
     rows_compared: int
     rows_differ: int
     missing: Both[int]

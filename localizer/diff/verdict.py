@@ -97,7 +97,8 @@ def decide(
         differ: row x site pairs that differ.
     """
     if not_comparable:
-        return INCONCLUSIVE, [*not_comparable, *incomplete]
+        others = [reason for reason in incomplete if reason.code != NOTHING_COMPARED]
+        return INCONCLUSIVE, [*not_comparable, *others]
     if differ or tokens.positions_differ:
         return DIVERGED, [*incomplete, *unsteady]
     if incomplete:

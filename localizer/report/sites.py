@@ -40,9 +40,9 @@ def table(sites: Sequence[SiteResult]) -> Table:
 
 
 def _line(run: Sequence[SiteResult], with_missing: bool) -> list[str]:
-    name = clean(run[0].site)
+    name = clean(run[0].name)
     if len(run) > 1:
-        name = f"{name} … {clean(run[-1].site)} ({len(run)} sites)"
+        name = f"{name} … {clean(run[-1].name)} ({len(run)} sites)"
     cells = [
         name,
         _span([site.rows_compared for site in run]),

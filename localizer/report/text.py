@@ -94,11 +94,11 @@ def _prompts(result: Result) -> str:
 
 def _captures(result: Result) -> Table:
     both = (("candidate", result.captures.candidate), ("parent", result.captures.parent))
-    rows = [
-        [side, clean(it.label), f"vLLM {clean(it.vllm)}", it.state, clean(it.created), clean(it.path)]
-        for side, it in both
-    ]
-    return Table(["", "capture", "version", "state", "created", "path"], rows)
+    rows = [[side, clean(it.label), clean(it.vllm), it.state, clean(it.created)] for side, it in both]
+    header = ["", "capture", "vLLM", "state", "created"]
+    if all(it.path.endswith(it.label) for _, it in both):
+        return Table(header, rows)
+    return Table([*header, "path"], [[*row, clean(it.path)] for row, (_, it) in zip(rows, both, strict=True)])
 
 
 def _settings(differences: list[Difference]) -> Iterator[Block]:
