@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from localizer.store import schema, tensors
 from localizer.store.schema import DIGEST, DIGEST_BYTES, Manifest, Open, Shard, Site
 from localizer.store.writer import COLUMNS, ROW_INDEX
 
-SHARD_NAME = re.compile(r"rank-(\d{1,5})/(rows|digests|payload)-(\d{5})\.safetensors")
+SHARD_NAME = re.compile(
+    r"rank-(0|[1-9]\d{0,4})/(rows|digests|payload)-(\d{5}|[1-9]\d{5,8})\.safetensors", re.ASCII
+)
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -63,7 +66,7 @@ class Capture:
 
     Raises:
         NotACapture: there is no open.json.
-        DamagedCapture: a document is malformed, or the journal and the manifest contradict each other.
+        DamagedCapture: a document is malformed, or two of them contradict each other.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +77,9 @@ class Capture:
             )
         self.open = schema.decode(folder / schema.OPEN, Open)
         path = folder / schema.MANIFEST
-        self.manifest = schema.decode(path, Manifest) if path.exists() else None
+        self.manifest = schema.decode(path, Manifest) if os.path.lexists(path) else None
+        if self.manifest is not None:
+            self._check_manifest(self.manifest)
         self.files = self._files()
 
     @property
@@ -117,6 +122,22 @@ class Capture:
             tokens.setdefault(self.requests[request], []).append(int(token))
         return tokens
 
+    def _check_manifest(self, manifest: Manifest) -> None:
+        """Check that the parts of the manifest fit each other and the workload."""
+        returned = [output.request for output in manifest.outputs]
+        sites = {site.name for site in manifest.sites}
+        for wrong, found in (
+            ("it lists a request twice", len(set(returned)) != len(returned)),
+            ("it lists a request that the workload does not have", not set(returned) <= set(self.requests)),
+            ("it is complete without all requests", self.complete and len(returned) != len(self.requests)),
+            ("it lists a site twice", len(sites) != len(manifest.sites)),
+            ("its coverage is of other sites", sites != set(manifest.coverage)),
+        ):
+            if found:
+                raise DamagedCapture(
+                    f"{self.folder / schema.MANIFEST} is damaged: {wrong}; fetch the capture again."
+                )
+
     # -- files -----------------------------------------------------------------------------------------
 
     def _files(self) -> list[Shard]:
@@ -124,31 +145,24 @@ class Capture:
         journal = self._journal()
         if self.manifest is None:
             return journal
+        documents = {schema.OPEN, schema.JOURNAL, schema.LOG}
         listed = {file.name: file for file in self.manifest.files}
-        if len(listed) != len(self.manifest.files):
+        if len(listed) != len(self.manifest.files) or not documents <= set(listed):
             raise DamagedCapture(
-                f"{self.folder / schema.MANIFEST} lists a file twice; fetch the capture again."
+                f"{self.folder / schema.MANIFEST} does not list each file once; fetch the capture again."
             )
-        for shard in journal:
-            if listed.get(shard.name) != shard:
-                raise DamagedCapture(
-                    f"{self.folder}: journal and manifest disagree on {shard.name}; fetch the capture again."
-                )
-        allowed = {schema.OPEN, schema.JOURNAL, schema.LOG}
-        for name in listed:
-            if name not in allowed and not SHARD_NAME.fullmatch(name):
-                raise DamagedCapture(f"{self.folder / schema.MANIFEST} lists the foreign file {name[:80]!r}.")
-        if not allowed <= set(listed):
+        odd = {file.name for file in set(listed.values()) ^ set(journal)} - documents
+        if odd:
             raise DamagedCapture(
-                f"{self.folder / schema.MANIFEST} does not list all of {', '.join(sorted(allowed))}."
+                f"{self.folder}: journal and manifest disagree on {min(odd)[:80]!r}; fetch the capture again."
             )
         return list(self.manifest.files)
 
     def _journal(self) -> list[Shard]:
         path = self.folder / schema.JOURNAL
-        if not path.exists():
+        if not os.path.lexists(path):
             return []
-        lines = path.read_bytes().split(b"\n")
+        lines = schema.read(path).split(b"\n")
         shards = []
         for number, line in enumerate(lines, 1):
             if not line:
@@ -168,18 +182,23 @@ class Capture:
             raise DamagedCapture(f"{path} lists a file twice; fetch the capture again.")
         return shards
 
+    def _path(self, file: Shard) -> Path:
+        """Where a listed file lies: a plain file of the recorded size, reached through no link."""
+        path = self.folder / file.name
+        if not path.is_file() or path.resolve() != self.folder.resolve() / file.name:
+            raise DamagedCapture(f"{path} is missing or not a plain file; fetch the capture again.")
+        size = path.stat().st_size
+        if size != file.size:
+            raise DamagedCapture(f"{path} has {size} bytes instead of {file.size}; fetch the capture again.")
+        return path
+
     def check_file(self, file: Shard) -> None:
         """Compare a listed file with its record.
 
         Raises:
             DamagedCapture: it is missing, a link, of another size, or of another digest.
         """
-        path = self.folder / file.name
-        if path.is_symlink() or not path.is_file():
-            raise DamagedCapture(f"{path} is missing or not a plain file; fetch the capture again.")
-        size = path.stat().st_size
-        if size != file.size:
-            raise DamagedCapture(f"{path} has {size} bytes instead of {file.size}; fetch the capture again.")
+        path = self._path(file)
         if tensors.file_digest(path) != file.xxh3_128:
             raise DamagedCapture(
                 f"{path} does not have the digest that was recorded; fetch the capture again."
@@ -200,7 +219,7 @@ class Capture:
         for file in self.files:
             match = SHARD_NAME.fullmatch(file.name)
             if match and match[2] == what:
-                found[int(match[1]), int(match[3])] = tensors.TensorFile(self.folder / file.name)
+                found[int(match[1]), int(match[3])] = tensors.TensorFile(self._path(file))
         return dict(sorted(found.items()))
 
     # -- tables ----------------------------------------------------------------------------------------
@@ -210,7 +229,7 @@ class Capture:
         shards = {}
         for key, file in self._shards("digests").items():
             try:
-                facts = msgspec.json.decode(file.metadata, type=_Facts)
+                facts = msgspec.json.decode(file.metadata.encode("utf-8", "surrogatepass"), type=_Facts)
             except (msgspec.DecodeError, RecursionError) as error:
                 raise DamagedCapture(
                     f"{file.path} is damaged: its metadata is malformed ({error})."
@@ -227,7 +246,7 @@ class Capture:
     @cached_property
     def sites(self) -> list[Site]:
         """Sites in execution order."""
-        if self.manifest is not None and self.manifest.sites:
+        if self.manifest is not None:
             return list(self.manifest.sites)
         last = list(self._digest_shards.values())[-1:]
         return list(last[0][1]) if last else []
@@ -299,18 +318,19 @@ class Capture:
             if key in self._digest_shards:
                 starts[key], total = (total, file.shape("position")[0]), total + file.shape("position")[0]
         found: dict[str, list[Payload]] = {}
-        known = {site.name for site in self.sites}
         for key, file in self._shards("payload").items():
             if key not in starts:
                 raise DamagedCapture(f"{file.path} holds payload without its row table.")
             start, count = starts[key]
+            layouts = {site.name: (site.dtype, site.shape) for site in self._digest_shards[key][1]}
             for name in file.names():
                 if name.endswith(ROW_INDEX):
                     continue
                 indices = name + ROW_INDEX
-                if name not in known or indices not in file or not file.shape(name):
+                layout = file.dtype(name), file.shape(name)[1:]
+                if layouts.get(name) != layout or indices not in file or not file.shape(name):
                     raise DamagedCapture(
-                        f"{file.path} is damaged: {name[:80]!r} is not the payload of a known site."
+                        f"{file.path} is damaged: {name[:80]!r} is not the payload of a site."
                     )
                 _expect(file, indices, "int64", file.shape(name)[:1])
                 rows = file.array(indices)

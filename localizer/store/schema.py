@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from localizer.errors import DamagedCapture
+from localizer.store.dtypes import NUMPY
 
 FORMAT = "localizer-capture"
 SCHEMA = 1
@@ -21,6 +22,16 @@ KINDS = ("prefill", "prefill-chunk", "decode")
 
 PLAIN, FEEDS_LOGITS, DECIDES_TOKEN = 0, 1, 2
 """Values of the column `logits`: no logits; logits computed; logits computed and a token taken from them."""
+
+MAX_REQUESTS = 10_000_000
+"""Most requests of a capture that is read: its few bytes may not ask for any amount of memory."""
+
+MAX_DOCUMENT = 1 << 30
+"""Longest JSON document that is read, in bytes."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,16 +50,20 @@ class Site(Record, frozen=True, kw_only=True):
     """
 
     name: str
-    rows: str
+    rows: Literal["all", "logits", "tokens"]
     dtype: str = ""
-    shape: tuple[int, ...] | None = None
+    shape: tuple[Count, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype and self.dtype not in NUMPY:
+            raise ValueError(f"unknown dtype {self.dtype[:40]!r}")
 
 
 class Shard(Record, frozen=True, kw_only=True):
     """A finished file: name relative to the capture, size in bytes, xxh3-128 in hex."""
 
     name: str
-    size: int
+    size: Count
     xxh3_128: str
 
 
@@ -83,14 +98,20 @@ class Workload(Record, frozen=True, kw_only=True):
     """What the source is asked to do. `prompts[i]` is prompt i; request `rRR.II` is prompt II of round RR."""
 
     model: Model
-    matrix: list[int]
-    repeats: int
+    matrix: list[Positive]
+    repeats: Positive
     prompt_tokens: int
     max_tokens: int
     seed: int
-    prompts: list[list[int]]
+    prompts: list[list[TokenId]]
     sampling: dict[str, Any]
     engine: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if sum(self.matrix) * self.repeats > MAX_REQUESTS:
+            raise ValueError(f"more than {MAX_REQUESTS} requests")
+        if len(self.prompts) < max(self.matrix, default=0):
+            raise ValueError("a request has no prompt")
 
 
 class Observer(Record, frozen=True, kw_only=True):
@@ -124,7 +145,7 @@ class Output(Record, frozen=True, kw_only=True):
     request: str
     internal: str
     external: str
-    tokens: list[int]
+    tokens: list[TokenId]
     finish: str
     cached_tokens: int
 
@@ -132,8 +153,8 @@ class Output(Record, frozen=True, kw_only=True):
 class Coverage(Record, frozen=True, kw_only=True):
     """Rows of one site that the steps should have given, and rows that were recorded."""
 
-    expected: int
-    recorded: int
+    expected: Count
+    recorded: Count
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -151,7 +172,7 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     format: str
     schema: int
-    state: str
+    state: Literal["complete", "incomplete"]
     reasons: list[str]
     outputs: list[Output]
     sites: list[Site]
@@ -179,14 +200,8 @@ def decode(path: Path, kind: type[Document]) -> Document:
         DamagedCapture: the file is not what it should be; the message says where.
     """
     try:
-        blob = path.read_bytes()
-    except OSError as error:
-        raise DamagedCapture(
-            f"{path} cannot be read ({error.strerror}); fetch or make the capture again."
-        ) from None
-    try:
-        document = msgspec.json.decode(blob, type=kind)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        document = msgspec.json.decode(read(path), type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise DamagedCapture(f"{path} is damaged ({error}); fetch or make the capture again.") from None
     if document.format != FORMAT:
         raise DamagedCapture(f"{path} is not a localizer capture (its format is {document.format[:40]!r}).")
@@ -196,6 +211,28 @@ def decode(path: Path, kind: type[Document]) -> Document:
             "use the localizer version that made it."
         )
     return document
+
+
+def read(path: Path) -> bytes:
+    """The contents of a document.
+
+    Raises:
+        DamagedCapture: it is not a plain file, is larger than any document, or cannot be read.
+    """
+    if path.is_symlink() or not path.is_file():
+        raise DamagedCapture(f"{path} is missing or not a plain file; fetch or make the capture again.")
+    try:
+        with path.open("rb") as handle:
+            blob = handle.read(MAX_DOCUMENT + 1)
+    except OSError as error:
+        raise DamagedCapture(
+            f"{path} cannot be read ({error.strerror}); fetch or make the capture again."
+        ) from None
+    if len(blob) > MAX_DOCUMENT:
+        raise DamagedCapture(
+            f"{path} is larger than {MAX_DOCUMENT >> 20} MiB; fetch or make the capture again."
+        )
+    return blob
 
 
 def request_name(round_index: int, prompt_index: int) -> str:

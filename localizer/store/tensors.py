@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import xxhash
@@ -26,6 +27,9 @@ METADATA = "localizer"
 
 MAX_HEADER = 64 << 20
 """Longest header accepted, in bytes."""
+
+MAX_DIMENSIONS, MAX_ELEMENTS = 16, 1 << 56
+"""Largest tensor accepted."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: str) -> tuple
     Raises:
         OSError: the disk is full or the folder is not writable; the temporary file is removed.
     """
-    blob = save({name: np.ascontiguousarray(array) for name, array in tensors.items()}, {METADATA: metadata})
+    blob = save({name: np.asarray(array, order="C") for name, array in tensors.items()}, {METADATA: metadata})
     replace(path, blob)
     return len(blob), xxhash.xxh3_128_hexdigest(blob)
 
@@ -96,35 +100,26 @@ class TensorFile:
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise self._damaged("its metadata is not text")
         entries = {}
-        spans = []
+        rest = total - 8 - length
+        spans = [(0, 0), (rest, rest)]
         for name, entry in header.items():
             dtype, shape, begin, end = self._entry(name, entry)
             size = math.prod(shape) * NUMPY[dtype].itemsize
-            if begin < 0 or end - begin != size or end > total - 8 - length:
-                raise self._damaged(f"the offsets of tensor {name!r} do not fit its shape or the file")
+            if end - begin != size or end > rest:
+                raise self._damaged(f"the offsets of tensor {name[:80]!r} do not fit its shape or the file")
             entries[name] = (dtype, shape, 8 + length + begin, 8 + length + end)
             spans.append((begin, end))
-        spans.sort()
-        if any(left[1] != right[0] for left, right in itertools.pairwise(spans)) or (
-            spans and (spans[0][0] != 0 or spans[-1][1] != total - 8 - length)
-        ):
+        if any(left[1] != right[0] for left, right in itertools.pairwise(sorted(spans))):
             raise self._damaged("its tensors overlap or leave holes")
         return entries, metadata.get(METADATA, "")
 
     def _entry(self, name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
         if isinstance(entry, dict):
             dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-            if (
-                dtype in NAME
-                and _are_sizes(shape)
-                and _are_sizes(offsets)
-                and isinstance(shape, list)
-                and isinstance(offsets, list)
-                and len(offsets) == 2
-                and len(shape) <= 16
-            ):
-                return NAME[str(dtype)], tuple(shape), offsets[0], offsets[1]
-        raise self._damaged(f"the entry of tensor {name!r} is malformed")
+            named = NAME.get(dtype) if isinstance(dtype, str) else None
+            if named and _is_shape(shape) and _are_sizes(offsets) and len(offsets) == 2:
+                return named, tuple(shape), offsets[0], offsets[1]
+        raise self._damaged(f"the entry of tensor {name[:80]!r} is malformed")
 
     def _damaged(self, why: str) -> DamagedCapture:
         return DamagedCapture(f"{self.path} is damaged: {why}; fetch or make the capture again.")
@@ -166,8 +161,17 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _are_sizes(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _is_shape(value: object) -> TypeGuard[list[int]]:
+    """Whether numpy can have an array of this shape; even an empty one may not be arbitrarily long."""
+    return (
+        _are_sizes(value)
+        and len(value) <= MAX_DIMENSIONS
+        and math.prod(max(size, 1) for size in value) <= MAX_ELEMENTS
+    )
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from localizer.errors import DamagedCapture
 from localizer.store.reader import Capture
+from localizer.store.schema import DECIDES_TOKEN, FEEDS_LOGITS
+from localizer.wire.spec import ALL_ROWS, LOGIT_ROWS, TOKEN_ROWS
 
 SOUND, DAMAGED, INCOMPLETE = "sound", "damaged", "incomplete"
 
@@ -33,8 +37,53 @@ def verify(folder: Path) -> Verification:
     try:
         capture = Capture(folder)
         capture.check()
+        check_payload(capture)
+        check_coverage(capture)
     except DamagedCapture as error:
         return Verification(DAMAGED, [str(error)], 0, 0, 0)
     size = sum(file.size for file in capture.files)
     state = SOUND if capture.complete else INCOMPLETE
     return Verification(state, capture.reasons, len(capture.files), size, len(capture.table))
+
+
+def check_payload(capture: Capture) -> None:
+    """Check that every stored row has the digest that the table gives.
+
+    Raises:
+        DamagedCapture: one has not.
+    """
+    table, index = capture.table, {site.name: number for number, site in enumerate(capture.sites)}
+    for name, parts in capture.payload.items():
+        for part in parts:
+            kept = part.file.array(part.name)
+            for row, stored in zip(part.rows, kept, strict=True):
+                wanted = table.digest[row, index[name]].tobytes()
+                if not table.present[row, index[name]] or xxhash.xxh3_128_digest(stored.tobytes()) != wanted:
+                    raise DamagedCapture(
+                        f"{part.file.path} is damaged: row {row} of {name} does not have its digest; "
+                        "fetch or make the capture again."
+                    )
+
+
+def check_coverage(capture: Capture) -> None:
+    """Check that a complete capture holds all rows that its own row table asks for.
+
+    Raises:
+        DamagedCapture: it says so, but it does not.
+    """
+    if capture.manifest is None or not capture.complete:
+        return
+    logits = capture.table.columns["logits"]
+    applicable = {
+        ALL_ROWS: len(logits),
+        LOGIT_ROWS: int((logits >= FEEDS_LOGITS).sum()),
+        TOKEN_ROWS: int((logits == DECIDES_TOKEN).sum()),
+    }
+    for number, site in enumerate(capture.sites):
+        coverage = capture.manifest.coverage[site.name]
+        held = int(capture.table.present[:, number].sum())
+        if not applicable[site.rows] == coverage.expected == coverage.recorded == held:
+            raise DamagedCapture(
+                f"{capture.folder} is damaged: it is said to be complete, but holds {held} of "
+                f"{applicable[site.rows]} rows of {site.name}; fetch or make the capture again."
+            )

@@ -141,6 +141,8 @@ class RankWriter:
             raise StreamError(f"rows of {self._sites[site].name} have the unknown dtype {dtype}")
         old = self._sites[site]
         if old.shape is not None and (old.dtype, old.shape) != (dtype, tuple(shape)):
+            if self._step is not None and self._step.present[:, site].any():
+                raise StreamError(f"rows of {old.name} change their layout within a step")
             self._flush()
         self._sites[site] = msgspec.structs.replace(old, dtype=dtype, shape=tuple(shape))
 
@@ -177,6 +179,10 @@ class RankWriter:
         prefix = np.zeros((total, DIGEST_BYTES), np.uint8)
         spans, start = {}, 0
         for internal, count, feeds in zip(requests, counts, logit_counts, strict=True):
+            if not 0 <= feeds <= count or not count:
+                raise StreamError(
+                    f"step {number} has {count} rows of {internal!r}, {feeds} of them for logits"
+                )
             span = spans[internal] = slice(start, start + count)
             self._describe(internal, span, columns, prefix)
             columns["logits"][span.stop - feeds : span.stop] = FEEDS_LOGITS
@@ -240,6 +246,9 @@ class RankWriter:
         """Hash the rows in `data`, one for each row index of `target`, and keep them if they are wanted."""
         what, count = self._sites[site], len(target)
         if not count:
+            return
+        if step.present[target, site].any():
+            self.complain(f"{what.name} was reached more than once in a forward; the first time is kept")
             return
         width = len(data) // count
         if not self._recorded[site]:
