@@ -10,5 +10,5 @@ def cache_folder() -> Path:
     """`LOCALIZER_CACHE`, or `localizer` in the XDG cache folder."""
     chosen = os.environ.get("LOCALIZER_CACHE")
     if chosen:
-        return Path(chosen).expanduser().resolve()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localizer"
+        return Path(os.path.expanduser(chosen)).resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "localizer"

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from localizer.sources import interpreter, overlay
 from localizer.store import names, schema, tensors
 from localizer.store.schema import Coverage, Manifest, Open, Output, Shard, Site
 from localizer.wire import ring as rings
-from localizer.wire.spec import EVENTS_VARIABLE, PROGRAM, SPEC_VARIABLE, RunSpec
+from localizer.wire.spec import EVENTS_VARIABLE, PROGRAM, SPEC_VARIABLE, RunSpec, parse_indices
 from localizer.workload import models, plan
 
 BUFFER_BYTES = 256 << 20
@@ -41,6 +42,12 @@ RECORDED = (
     *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_PRELOAD"),
 )
 """Prefixes of the environment variables that are recorded."""
+
+SECRET = re.compile(r"(_KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
+"""Names of those whose values stay out of the capture: captures are attached to public comments."""
+
+MOST_LAYERS = 10_000
+"""More attention layers than any model has; how many this one has is known when it is loaded."""
 
 SET = {"VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 """Environment variables given to every source unless the person sets them: no telemetry, no stray imports."""
@@ -148,6 +155,15 @@ def source_environment(request: CaptureRequest) -> dict[str, str]:
     return {**SET, **os.environ, **request.environment}
 
 
+def recorded_environment(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The variables that choose what vLLM does, and those `given` by the person, without secrets."""
+    return {
+        key: "(not recorded)" if SECRET.search(key) else value
+        for key, value in sorted(environment.items())
+        if key.startswith(RECORDED) or key in given
+    }
+
+
 def _prepare(
     request: CaptureRequest, environment: dict[str, str]
 ) -> tuple[interpreter.Interpreter, Path | None, Open]:
@@ -155,6 +171,10 @@ def _prepare(
     matrix = plan.parse_matrix(request.matrix)
     if min(request.repeats, request.prompt_tokens, request.max_tokens) < 1:
         raise LocalizerError("Repeats, prompt tokens and new tokens must be at least 1; check the numbers.")
+    try:
+        parse_indices(request.layers, MOST_LAYERS)
+    except ValueError as error:
+        raise LocalizerError(f"--layers {request.layers!r}: {error}; write first, all, or 0,5-9.") from None
     if "worker_extension_cls" in request.engine and request.taps:
         raise LocalizerError(
             "The observer is the worker extension; leave worker_extension_cls out of --engine."
@@ -196,11 +216,7 @@ def _prepare(
             sampling=plan.greedy(request.max_tokens),
             engine=dict(request.engine),
         ),
-        environment={
-            key: value
-            for key, value in sorted(environment.items())
-            if key.startswith(RECORDED) or key in request.environment
-        },
+        environment=recorded_environment(environment, request.environment),
         observer=schema.Observer(
             taps=request.taps,
             layers=request.layers,

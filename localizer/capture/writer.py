@@ -108,7 +108,7 @@ def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
                 site, first, count = frame.args[:3]
                 stream.rank.rows(site, first, count, frame.body)
         summary = asdict(stream.rank.close())
-    except (OSError, StreamError) as error:
+    except Exception as error:  # whatever it is, the worker must not wait and localize must hear of it
         ring.fail()
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return {

@@ -72,7 +72,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except OSError as error:
-        status = _complain(f"{error.filename or 'A file'} cannot be used ({error.strerror}).", 2)
+        status = _complain(f"{error.filename or 'A file'} cannot be used ({error.strerror or error}).", 2)
     except Exception as error:
         if os.environ.get("LOCALIZER_DEBUG"):
             traceback.print_exc()

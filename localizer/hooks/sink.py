@@ -34,9 +34,12 @@ class Sink:
         """Copy the first `count` rows of `tensor` [rows, ...] of a site; returns when they are copied.
 
         Raises:
+            ValueError: the tensor has fewer rows.
             RingError: the writer is gone, failed or stuck, or one row is larger than the ring allows.
         """
         shape = tensor.shape[1:]
+        if tensor.shape[0] < count:  # copy_ would repeat a single row
+            raise ValueError(f"a tensor of {tensor.shape[0]} rows came where {count} are scheduled")
         if self._layouts.get(site) != (tensor.dtype, shape):
             name = str(tensor.dtype).removeprefix("torch.")
             self.message(type="layout", site=site, dtype=name, shape=list(shape))

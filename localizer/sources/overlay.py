@@ -74,7 +74,7 @@ def _same(left: Path, right: Path) -> bool:
 
 def _link(installed: Path, files: dict[Path, Path], where: Path, target: Path) -> None:
     """Lay one folder: real where files are replaced below it, links to the installed entries elsewhere."""
-    if target.is_symlink():
+    if target.is_symlink() or target.is_file():
         target.unlink()
     target.mkdir(parents=True, exist_ok=True)
     here = {name.relative_to(where).parts[0] for name in files if name.is_relative_to(where)}

@@ -80,7 +80,7 @@ def parse_indices(text: str, count: int) -> list[int]:
     chosen: set[int] = set()
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        if not low.isdecimal() or (dash and not high.isdecimal()):
             raise ValueError(f"{part.strip()!r} is neither an index nor a range such as 5-9")
         first, last = int(low), int(high) if dash else int(low)
         if first > last:

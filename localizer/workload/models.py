@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ def resolve(name: str) -> ResolvedModel:
         folder = cache_folder() / "models" / TINY
         build_tiny(folder)
         return ResolvedModel(name, str(folder), digests(folder))
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if (folder / "config.json").is_file():
         return ResolvedModel(name, str(folder.resolve()), digests(folder))
     if folder.exists():

@@ -43,9 +43,11 @@ def vocabulary(model: Path) -> int:
         config = json.loads((model / "config.json").read_text())
     except (OSError, ValueError):
         return COMMON_VOCABULARY
-    for part in (config, config.get("text_config") or {}):
-        if isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
+    parts = (config, config.get("text_config")) if isinstance(config, dict) else ()
+    for part in parts:
+        size = part.get("vocab_size") if isinstance(part, dict) else None
+        if isinstance(size, int) and size > 0:
+            return int(size)
     return COMMON_VOCABULARY
 
 
@@ -55,22 +57,19 @@ def draw_prompts(count: int, length: int, vocabulary_size: int, seed: int) -> li
     Raises:
         LocalizerError: so many distinct prompts of that length do not exist.
     """
-    prompts: list[list[int]] = []
-    taken: set[tuple[int, ...]] = set()
+    if vocabulary_size ** min(length, MAX_REQUESTS.bit_length()) < count:
+        raise LocalizerError(
+            f"There are no {count} distinct prompts of {length} tokens; "
+            "ask for longer prompts (--prompt-tokens)."
+        )
+    prompts: dict[tuple[int, ...], None] = {}
     for index in range(count):
         generator = np.random.default_rng([seed, index])
-        for _ in range(1000):
+        prompt = None
+        while prompt is None or prompt in prompts:
             prompt = tuple(int(token) for token in generator.integers(0, vocabulary_size, length))
-            if prompt not in taken:
-                break
-        else:
-            raise LocalizerError(
-                f"There are no {count} distinct prompts of {length} tokens; "
-                "ask for longer prompts (--prompt-tokens)."
-            )
-        taken.add(prompt)
-        prompts.append(list(prompt))
-    return prompts
+        prompts[prompt] = None
+    return [list(prompt) for prompt in prompts]
 
 
 def greedy(max_tokens: int) -> dict[str, Any]:
@@ -91,6 +90,6 @@ def parse_pairs(pairs: Sequence[str], option: str, *, values: bool) -> dict[str,
             raise LocalizerError(f"{option} {pair!r} is not KEY=VALUE; write for example {option} key=value.")
         try:
             table[key] = json.loads(text) if values else text
-        except ValueError:
+        except (ValueError, RecursionError):
             table[key] = text
     return table

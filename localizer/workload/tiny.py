@@ -41,7 +41,7 @@ CONFIG = {
 
 def build_tiny(folder: Path) -> None:
     """Write config.json and model.safetensors into `folder` unless they are there; always the same bytes."""
-    if (folder / "config.json").is_file() and (folder / "model.safetensors").is_file():
+    if _is_built(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
@@ -49,8 +49,13 @@ def build_tiny(folder: Path) -> None:
         made.mkdir()
         save_file(weights(), made / "model.safetensors", metadata={"format": "pt"})
         (made / "config.json").write_text(json.dumps(CONFIG, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        if not _is_built(folder):  # another process may have been faster, and its source may be reading
+            shutil.rmtree(folder, ignore_errors=True)
+            made.rename(folder)
+
+
+def _is_built(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
 
 
 def weights() -> dict[str, np.ndarray]:
