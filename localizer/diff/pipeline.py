@@ -111,7 +111,7 @@ def cover(
                 candidate=int(comparison.missing_candidate.sum()), parent=int(comparison.missing_parent.sum())
             ),
         ),
-        layers=Both(candidate=candidate.open.observer.layers, parent=parent.open.observer.layers),
+        layers=Both(candidate=_layers(candidate), parent=_layers(parent)),
         payload=Both(candidate=len(candidate.payload), parent=len(parent.payload)),
         model_files_equal=files[0] == files[1] if all(files) else None,
     )
@@ -127,6 +127,10 @@ def _past_difference(capture: Capture, rows: np.ndarray, first: dict[str, int | 
             limits[number] = len(capture.prompts[name]) + index
     columns = capture.table.columns
     return int((columns["position"][rows] >= limits[columns["request"][rows]]).sum())
+
+
+def _layers(capture: Capture) -> str:
+    return capture.open.observer.layers if capture.open.observer.taps else "none"
 
 
 def _facts(capture: Capture) -> CaptureFacts:

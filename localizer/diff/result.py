@@ -291,7 +291,7 @@ class Coverage(Record, frozen=True, kw_only=True):
     """What was really compared: a claim never reaches past it.
 
     Attributes:
-        layers: which attention layers each side was asked to record ("all", "first", indices).
+        layers: which attention layers each side was asked to record ("all", "first", indices, "none").
         payload: number of sites of which each side kept rows beside the digests.
         model_files_equal: None where the files of the model are not known on both sides.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from localizer.diff.localize import CODE_BETWEEN, IN_ATTENTION
 from localizer.diff.result import DIVERGED, IDENTICAL, NO_CONTROL, Both, Record, Result
 from localizer.report.safe import clean
-from localizer.report.wording import count
+from localizer.report.wording import count, no_site
 
 
 class Scope(Record, frozen=True, kw_only=True):
@@ -93,11 +93,10 @@ def does_not_establish(result: Result) -> list[str]:
 def _segment(result: Result) -> list[str]:
     first = result.first
     if first is None:
-        return (
-            ["In which tensor the token difference enters: no compared site differs."]
-            if _symptom(result)
-            else []
-        )
+        unnamed = f"In which tensor the token difference enters: {no_site(result)}."
+        return [unnamed] if result.tokens.first is not None else []
+    if first.blame == IN_ATTENTION:
+        return ["Which of kernel, metadata and KV contents is at fault."]
     said = []
     if first.segment.after is not None:
         said.append(
@@ -108,13 +107,7 @@ def _segment(result: Result) -> list[str]:
             "That the segment's hidden input is equal: the residual stream is not a site, and a difference "
             "that rounding hid from the sites upstream would have entered earlier."
         )
-    if first.blame == IN_ATTENTION:
-        said.append("Which of kernel, metadata and KV contents is at fault.")
     return said
-
-
-def _symptom(result: Result) -> bool:
-    return result.tokens.first is not None
 
 
 def _rows(result: Result) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from localizer.diff.result import Difference, Result
+from localizer.diff.result import INCONCLUSIVE, Difference, Result
 from localizer.report import sites, wording
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.safe import clean
@@ -38,6 +38,9 @@ def document(result: Result) -> Iterator[Block]:
     if first is not None:
         yield Line(wording.blame(first))
         yield Line(wording.elements(first))
+        if first.parent_request != first.request:
+            theirs = f"request {clean(first.parent_request)}, step {first.parent_step}"
+            yield Line(f"In the parent the row is of {theirs}.")
         if first.logits is not None:
             yield Line(f"Highest logits: {wording.logits(first.logits)}")
     yield Line(f"tokens: {wording.tokens(result.tokens)}")
@@ -47,7 +50,7 @@ def document(result: Result) -> Iterator[Block]:
         where = f"request {clean(row.request)}, position {row.position} (step {row.step})"
         yield Line(f"first argmax flip: {where}: {wording.logits(row.logits)}")
     if result.reasons:
-        yield Line("Reasons" if first is None else "Beside the verdict", "heading")
+        yield Line("Reasons" if result.verdict == INCONCLUSIVE else "Beside the verdict", "heading")
         yield Bullets([f"{wording.reason(item)}." for item in result.reasons])
     yield Line("Captures", "heading")
     yield _captures(result)

@@ -43,12 +43,17 @@ def headline(result: Result) -> str:
             return f"diverged: first at {clean(first.site)}, {where}"
         if token is not None:
             where = f"request {clean(token.request)}, position {token.position} (output {token.output_index})"
-            return f"diverged: only tokens differ, first at {where}; no compared site differs"
+            return f"diverged: only tokens differ, first at {where}; {no_site(result)}"
         return "diverged"
     if result.verdict == IDENTICAL:
         pairs = count(result.coverage.pairs.compared, "compared row × site pair")
         return f"identical: every one of {pairs} has equal bytes"
     return f"inconclusive: {'; '.join(reason(item) for item in result.reasons[:1])}"
+
+
+def no_site(result: Result) -> str:
+    """Why no site is named although tokens differ."""
+    return "no compared site differs" if result.coverage.pairs.compared else "no site was compared"
 
 
 def reason(item: Reason) -> str:
@@ -57,7 +62,7 @@ def reason(item: Reason) -> str:
     if item.code == verdict.INCOMPLETE:
         return f"{who} is incomplete: {clean(item.detail).rstrip('.')}"
     sentences = {
-        verdict.DIFFERENT_MODEL: "the captures ran different models: the digests of the model's files differ",
+        verdict.DIFFERENT_MODEL: "the captures ran different models (their files differ): nothing compared",
         verdict.NO_COMMON_PREFIX: "the captures have no common prefix: no row was asked to compute the same",
         verdict.MISSING: f"{who} lacks {count(item.count, 'row × site pair')} that it should have recorded",
         verdict.NO_ROWS: f"{who} recorded no rows, so no tensor was compared",
@@ -80,10 +85,11 @@ def blame(finding: Finding) -> str:
             f"{_capital(site(before))} differs, and nothing upstream of it was compared on that row: "
             "the difference may have entered anywhere before it."
         )
-    equal = (
-        f"{_capital(site(before))} {_verb(before, 'differs', 'differ')}, {site(after)} {_verb(after)} equal: "
-    )
+    differs = f"{_capital(site(before))} {_verb(before, 'differs', 'differ')}"
+    equal = f"{differs}, {site(after)} {_verb(after)} equal: "
     if finding.blame == localize.IN_ATTENTION:
+        if after.part == "value" and not finding.unobserved.sites:
+            equal = f"{differs}, its query, key and value are equal: "
         return equal + "the attention kernel, its metadata or the KV contents it read." + _attention(finding)
     what = f"the code between {site(after)} and {site(before)}"
     inside = _pieces(after, before, finding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,14 +23,14 @@ FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@cache
-def parents() -> Path:
-    return Path(tempfile.mkdtemp(prefix="localizer-test-"))
+Parent = Callable[[str], Capture]
 
 
-@cache
-def parent(dtype: str) -> Capture:
-    return Capture(write(parents(), Plan(name=f"parent-{dtype}", dtype=dtype)))
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Parent:
+    """The unchanged capture of a dtype, made once."""
+    root = tmp_path_factory.mktemp("parents")
+    return cache(lambda dtype: Capture(write(root, Plan(name=f"parent-{dtype}", dtype=dtype))))
 
 
 def flip(index: Sequence[int], bit: int) -> object:
@@ -45,7 +45,7 @@ def flip(index: Sequence[int], bit: int) -> object:
 
 @QUICK
 @given(st.sampled_from([*FLOATS, "int32", "int8"]), st.data())
-def test_a_single_flipped_bit_is_found_exactly_there(dtype: str, data: st.DataObject) -> None:
+def test_a_single_flipped_bit_is_found_exactly_there(parent: Parent, dtype: str, data: st.DataObject) -> None:
     plan = Plan(dtype=dtype)
     site = data.draw(st.sampled_from([site for site in plan.sites() if site.shape]), label="site")
     request = data.draw(st.sampled_from(plan.requests), label="request")
@@ -86,7 +86,7 @@ def test_equal_work_gives_identical(
     assert result.coverage.pairs.compared > 0
 
 
-def test_a_capture_is_identical_to_itself() -> None:
+def test_a_capture_is_identical_to_itself(parent: Parent) -> None:
     assert diff(parent("bfloat16"), parent("bfloat16")).verdict == "identical"
 
 
@@ -106,7 +106,7 @@ def test_rows_of_another_batch_are_compared_by_prefix(tmp_path: Path) -> None:
     assert result.coverage.rows.unpaired.parent == 6
 
 
-def test_many_shards_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_shards_are_one_table(parent: Parent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from builders import attention, bump
 
     monkeypatch.setattr("localizer.store.writer.SHARD_ROWS", 4)

@@ -1,0 +1,55 @@
+"""Pairs of synthetic captures that reports are shown on, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from builders import Plan, attention, bump, pair, put, toy_token
+
+from localizer.diff import diff
+from localizer.diff.result import Result
+from localizer.store.reader import Capture
+from localizer.wire.spec import LOGITS
+
+PROMPTS = ((1, 2, 3), (4, 5, 6), (7, 8, 9))
+LATE = "r02.02"
+BASE = Plan(layers=32, prompts=PROMPTS, matrix=(1, 2, 3), repeats=1)
+
+
+def _flipped() -> dict[str, object]:
+    """The query of layer 18 differs by one unit, then everything below it, until the argmax flips."""
+    changes = {
+        (LATE, 4, attention(layer, kind)): bump((0, 1) if kind != "output" else (3,), 1 + layer - 18)
+        for layer in range(18, 32)
+        for kind in ("query", "key", "value", "output")
+    }
+    changes[LATE, 4, LOGITS] = put(9.0, (0,))
+    first = toy_token([7, 8, 9])
+    second = toy_token([7, 8, 9, first])
+    return {"changes": changes, "outputs": {LATE: [first, second, 0, 5]}}
+
+
+CASES: dict[str, tuple[Plan, dict[str, object]]] = {
+    "diverged": (BASE, _flipped() | {"engine": {"block_size": 32}, "overlay": {"v1/attention.py": "ab12"}}),
+    "attention": (Plan(repeats=2), {"changes": {("r01.00", 4, attention(1, "output")): put(float("nan"))}}),
+    "identical": (BASE, {}),
+    "tokens": (Plan(only_tokens=True), {"outputs": {"r01.01": [2, 15, 15, 15]}}),
+    "killed": (Plan(), {"manifest": False, "absent": frozenset({("r01.00", 5, attention(2, "key"))})}),
+    "selected": (
+        Plan(layers=(0, 7), observed="0,7", payload=frozenset()),
+        {"changes": {("r01.00", 4, attention(7, "key")): bump()}},
+    ),
+    "models": (Plan(model_files={"a.safetensors": "aa"}), {"model_files": {"a.safetensors": "bb"}}),
+    "workloads": (Plan(), {"matrix": (2, 2), "changes": {("r00.01", 4, attention(1, "query")): bump()}}),
+    "hostile": (
+        Plan(state="incomplete", reasons=("\x1b[2J[red]gone[/red]\u202e\nline",)),
+        {"engine": {"\x9b31m[bold]x": "\x07\u2028[/]"}, "vllm": "\x1b]0;title\x07"},
+    ),
+}
+
+
+def result(name: str, root: Path) -> Result:
+    """Write the captures of a case under `root` and compare them."""
+    plan, candidate = CASES[name]
+    one, other = pair(root, plan, **candidate)
+    return diff(Capture(one), Capture(other))

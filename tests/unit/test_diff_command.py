@@ -1,0 +1,73 @@
+"""`localize diff`: what is printed where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import Plan, pair, write
+from cases import CASES
+
+ROOT = Path(__file__).parents[2]
+
+
+def localize(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "localizer", "diff", *arguments], cwd=folder, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(("name", "code"), [("identical", 0), ("diverged", 1), ("killed", 3), ("models", 3)])
+def test_exit_codes(tmp_path: Path, name: str, code: int) -> None:
+    plan, candidate = CASES[name]
+    pair(tmp_path / "captures", plan, **candidate)
+    done = localize(tmp_path, "candidate", "parent")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.split(":")[0] in ("identical", "diverged", "inconclusive")
+
+
+def test_captures_are_named_by_name_number_or_path(tmp_path: Path) -> None:
+    one, other = pair(tmp_path / "elsewhere")
+    write(tmp_path / "elsewhere", Plan(number=2, outputs={"r00.00": [15, 15, 15, 15]}))
+    assert localize(tmp_path, "candidate", "parent", "--out", "elsewhere").returncode == 1
+    assert localize(tmp_path, "candidate/0001", "parent", "--out", "elsewhere").returncode == 0
+    done = localize(tmp_path, str(one), str(other), "--format", "json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["captures"]["candidate"]["path"] == str(one)
+
+
+def test_damage_is_one_sentence(tmp_path: Path) -> None:
+    pair(tmp_path / "captures")
+    file = next((tmp_path / "captures" / "parent").rglob("rows-*"))
+    file.write_bytes(file.read_bytes()[:-1])
+    done = localize(tmp_path, "candidate", "parent")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "rows-00000.safetensors" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nobody", "parent"), ("candidate",), ("candidate", "parent", "--format", "x")]
+)
+def test_usage_errors(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    pair(tmp_path / "captures")
+    done = localize(tmp_path, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_it_starts_without_torch_vllm_and_rich(tmp_path: Path) -> None:
+    pair(tmp_path / "captures")
+    script = (
+        "import sys\n"
+        "from localizer.cli.main import main\n"
+        "sys.argv = ['localize', 'diff', 'candidate', 'parent']\n"
+        "try:\n    main()\nexcept SystemExit as done:\n    assert done.code == 0, done.code\n"
+        "loaded = {'torch', 'vllm', 'rich'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
