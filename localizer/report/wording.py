@@ -174,7 +174,7 @@ def elements(finding: Finding) -> str:
     if finding.class_ in ("dtype", "shape"):
         return f"The two sides have another {finding.class_} there."
     if finding.elements_differ is None or finding.values is None:
-        return "Only digests were kept of that row: how much it differs is not known."
+        return "Only digests were kept of that row: capture with --payload all to see how much it differs."
     ours, theirs = finding.values.candidate, finding.values.parent
     index = "" if not finding.first_element else f", the first at {finding.first_element}"
     verb = "differs" if finding.elements_differ == 1 else "differ"

@@ -142,7 +142,9 @@ def test_elements() -> None:
 
 def test_elements_without_payload() -> None:
     found = finding(None, HIDDEN, class_=None, elements_differ=None, values=None)
-    assert wording.elements(found) == "Only digests were kept of that row: how much it differs is not known."
+    assert wording.elements(found) == (
+        "Only digests were kept of that row: capture with --payload all to see how much it differs."
+    )
     assert "another dtype" in wording.elements(finding(None, HIDDEN, class_="dtype"))
 
 
