@@ -27,8 +27,10 @@ _PATTERNS = (
 """Regular expressions over the end of the log, and what they mean."""
 
 
-_EXCEPTION = re.compile(r"\b(\w*(?:Error|Exception): .+)")
-_CONSEQUENCE = re.compile(r"See (?:root cause|stack trace)|Failed core proc|initialization failed")
+_EXCEPTION = re.compile(r"(?:^|.* ERROR .*?\] +)(\w+(?:\.\w+)*(?:Error|Exception): .+)")
+"""A line that ends a traceback, as Python prints it or inside a line that vLLM logs as an error."""
+
+_CONSEQUENCE = re.compile(r"[Rr]oot cause|[Ss]ee stack trace|Failed core proc|died unexpectedly")
 """Exceptions that only report that another process failed first."""
 
 
@@ -48,19 +50,15 @@ def likely_cause(log: Path, error: Mapping[str, Any] | None, status: int | None)
     """Why the source ended, as far as its log, its error report and its exit status tell."""
     if shutil.disk_usage(log.parent).free < 1 << 20:
         return _PATTERNS[0][1]
-    text = "\n".join(last_lines(log, 2000))
-    if error is not None:
-        text += f"\n{error.get('type')}: {error.get('message')}"
-    for pattern, meaning in _PATTERNS:
-        found = re.search(pattern, text)
-        if found:
-            return meaning.format(*found.groups())
-    causes = [line for line in _EXCEPTION.findall(text) if not _CONSEQUENCE.search(line)]
-    if causes:
-        return causes[0]
-    if error is not None:
-        message = str(error.get("message", "")).strip().splitlines()
-        return f"{error.get('type')}: {message[0] if message else 'no message'}"
-    if status is not None and status < 0:
+    if error is None and status is not None and status < 0:
         return f"it was ended by signal {-status}"
-    return "its log does not say"
+    cause = "" if error is None else f"{error.get('type')}: {error.get('message', '')}"
+    if not cause or _CONSEQUENCE.search(cause):
+        found = filter(None, map(_EXCEPTION.match, last_lines(log, 2000)))
+        causes = [line[1] for line in found if not _CONSEQUENCE.search(line[1])]
+        cause = causes[0] if causes else cause
+    for pattern, meaning in _PATTERNS:
+        known = re.search(pattern, cause)
+        if known:
+            return meaning.format(*known.groups())
+    return cause.strip().splitlines()[0] if cause.strip() else "its log does not say"

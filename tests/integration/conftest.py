@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from localizer.cache import cache_folder
 from localizer.capture.session import CaptureRequest, capture
 from localizer.sources.fault import plant
 from localizer.store.reader import Capture
+
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,16 +46,19 @@ def capturing(root: Path, vllm_cache: dict[str, str]) -> Capturing:
 
 
 @pytest.fixture(scope="session")
-def overlay(root: Path) -> Callable[[int], Path]:
-    """The overlay with a fault planted in one layer."""
-    import importlib.util
-
+def installed() -> Path:
+    """The folder of the installed vLLM."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None
-    installed = Path(spec.origin).parent
+    return Path(spec.origin).parent
+
+
+@pytest.fixture(scope="session")
+def overlay(installed: Path) -> Callable[[int], Path]:
+    """The overlay with a fault planted in one layer; its path stays the same, or vLLM would compile it anew."""
 
     def work(layer: int) -> Path:
-        folder = root / f"overlay-{layer}"
+        folder = cache_folder() / "tests" / f"layer-{layer}"
         plant(folder, installed, layer)
         return folder
 

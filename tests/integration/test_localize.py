@@ -38,8 +38,8 @@ def test_a_change_in_any_layer_is_named(
     assert result.first is not None
     assert (result.first.segment.after, result.first.segment.before) == (after, before)
     assert (result.first.request, result.first.step) == ("r00.00", 0)
-    upstream = [site for site in result.sites if site.rows_differ == 0]
-    assert {site.name for site in upstream} >= {f"model.layers.{index}.self_attn.attn/query" for index in range(layer)}
+    equal = {site.site for site in result.sites if site.rows_differ == 0}
+    assert equal >= {f"model.layers.{index}.self_attn.attn/output" for index in range(layer + 1)}
 
 
 def test_a_change_is_named_in_compiled_mode(capturing: Capturing, overlay: Callable[[int], Path]) -> None:

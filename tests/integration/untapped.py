@@ -27,7 +27,9 @@ def main() -> None:
         llm.sleep(level=0, mode="keep")
         llm.enqueue([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
         llm.wake_up()
-        for output in sorted(llm.wait_for_completion(use_tqdm=False), key=lambda output: int(output.request_id)):
+        for output in sorted(
+            llm.wait_for_completion(use_tqdm=False), key=lambda output: int(output.request_id)
+        ):
             completion = output.outputs[0]
             tokens.append(list(completion.token_ids))
             logits.append(
