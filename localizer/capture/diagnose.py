@@ -30,7 +30,9 @@ _PATTERNS = (
 _EXCEPTION = re.compile(r"(?:^|.* ERROR .*?\] +)(\w+(?:\.\w+)*(?:Error|Exception): .+)")
 """A line that ends a traceback, as Python prints it or inside a line that vLLM logs as an error."""
 
-_CONSEQUENCE = re.compile(r"[Rr]oot cause|[Ss]ee stack trace|Failed core proc|died unexpectedly")
+_DIED = re.compile(r"(\S+) died unexpectedly")
+
+_CONSEQUENCE = re.compile(r"[Rr]oot cause|[Ss]ee stack trace|Failed core proc|died unexpectedly|: cancelled$")
 """Exceptions that only report that another process failed first."""
 
 
@@ -54,8 +56,11 @@ def likely_cause(log: Path, error: Mapping[str, Any] | None, status: int | None)
         return f"it was ended by signal {-status}"
     cause = "" if error is None else f"{error.get('type')}: {error.get('message', '')}"
     if not cause or _CONSEQUENCE.search(cause):
-        found = filter(None, map(_EXCEPTION.match, last_lines(log, 2000)))
-        causes = [line[1] for line in found if not _CONSEQUENCE.search(line[1])]
+        lines = last_lines(log, 2000)
+        causes = [
+            line[1] for line in map(_EXCEPTION.match, lines) if line and not _CONSEQUENCE.search(line[1])
+        ]
+        causes += [f"the process {line[1]} died" for line in map(_DIED.search, lines) if line]
         cause = causes[0] if causes else cause
     for pattern, meaning in _PATTERNS:
         known = re.search(pattern, cause)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from localizer.capture.session import CaptureRequest, capture
+from localizer.capture.request import CaptureRequest
+from localizer.capture.session import capture
 from localizer.cli.options import captures_root
 from localizer.cli.progress import ConsoleProgress
 from localizer.report.captures import made

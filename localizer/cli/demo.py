@@ -20,7 +20,7 @@ WORKLOAD = (
     *("--engine", "enforce_eager=true", "--engine", "kv_cache_memory_bytes=268435456"),
     *("--env", "VLLM_ENABLE_V1_MULTIPROCESSING=0"),
 )
-"""A workload of 14 requests that keeps the tour short: no compilation, a small KV cache, the engine in one process."""
+"""14 requests that keep the tour short: no compilation, a small KV cache, the engine in one process."""
 
 
 @click.command("demo")
@@ -36,7 +36,7 @@ def command(layer: int, root: Path) -> int:
     """Plant a fault in a real vLLM and find it: a tour.
 
     Captures the installed vLLM (demo-parent), then the same with one changed line (demo-candidate), and
-    compares the two. Exit codes: 0 the planted fault was found where it was planted, 1 it was not, 2 an error.
+    compares the two. Exit codes: 0 the fault was found where it was planted, 2 it was not or an error.
     """
     overlay = root / "demo-overlay"
     python = probe(sys.executable, dict(os.environ))
@@ -76,11 +76,15 @@ def conclude(root: Path, layer: int) -> int:
     expected = "model/hidden_states" if last else f"model.layers.{layer + 1}.self_attn.attn/query"
     if first is None or first.site != expected:
         found = "nothing" if first is None else first.site
-        raise LocalizerError(f"The fault was planted before {expected}, but the diff named {found}; please report this.")
+        raise LocalizerError(
+            f"The fault was planted before {expected}, but the diff named {found}; please report this."
+        )
     tell(
-        f"The fault was planted after the MLP of layer {layer}; the diff named the code before {expected}: found.\n"
-        "Your own change: localize capture parent --model ...; localize capture candidate --model ... "
-        "--overlay CHECKOUT;\nlocalize diff candidate parent"
+        f"Planted after the MLP of layer {layer}; named: the code before {expected}. Found.\n\n"
+        "For a change of your own:\n"
+        "  localize capture parent --model MODEL\n"
+        "  localize capture candidate --model MODEL --overlay CHECKOUT\n"
+        "  localize diff candidate parent"
     )
     return 0
 

@@ -8,13 +8,15 @@ request).
 from __future__ import annotations
 
 import functools
+from contextlib import ExitStack
 from typing import Any
 
 from localizer.hooks.recorder import Recorder
+from localizer.hooks.replace import replace
 
 
-def follow(recorder: Recorder, runner: Any) -> None:
-    """Tell `recorder` when steps of `runner` begin and end."""
+def follow(recorder: Recorder, undo: ExitStack, runner: Any) -> None:
+    """Tell `recorder` when steps of `runner` begin and end, until `undo` is closed."""
     execute, sample = runner.execute_model, runner.sample_tokens
     schedule = recorder.guarded(recorder.schedule)
     ended = recorder.guarded(recorder.forward_ended)
@@ -41,5 +43,5 @@ def follow(recorder: Recorder, runner: Any) -> None:
         sampled(output)
         return output
 
-    runner.execute_model = execute_model
-    runner.sample_tokens = sample_tokens
+    replace(undo, runner, "execute_model", execute_model)
+    replace(undo, runner, "sample_tokens", sample_tokens)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from localizer.hooks.recorder import Recorder
+from localizer.hooks.replace import replace
 from localizer.wire.spec import HIDDEN, LOGITS, SITE_KINDS, parse_indices
 
 FORWARD_PARAMETERS = ["layer", "query", "key", "value", "kv_cache", "attn_metadata", "output"]
@@ -33,8 +35,12 @@ def attention_layers(vllm_config: Any, model: torch.nn.Module) -> Iterator[tuple
             yield name, layer
 
 
-def install(recorder: Recorder, runner: Any, vllm_config: Any, selection: str) -> None:
-    """Tap the selected attention layers, the model's inputs, its final hidden states and its logits."""
+def install(recorder: Recorder, runner: Any, vllm_config: Any, selection: str) -> ExitStack:
+    """Tap the selected attention layers, the model's inputs, its final hidden states and its logits.
+
+    Closing what is returned takes all taps away.
+    """
+    undo = ExitStack()
     model = runner.model
     layers = list(attention_layers(vllm_config, model))
     chosen = [layers[index] for index in parse_indices(selection, len(layers))]
@@ -49,12 +55,13 @@ def install(recorder: Recorder, runner: Any, vllm_config: Any, selection: str) -
                 sites.append(f"{name}/{kind}")
     recorder.register(sites, absent)
     for name, layer in chosen:
-        _tap_attention(recorder, name, layer, frozenset(sites))
-    _tap_inputs(recorder, runner, model)
-    _tap_logits(recorder, model)
+        _tap_attention(recorder, undo, name, layer, frozenset(sites))
+    _tap_inputs(recorder, undo, runner, model)
+    _tap_logits(recorder, undo, model)
+    return undo
 
 
-def _tap_attention(recorder: Recorder, name: str, layer: Any, sites: frozenset[str]) -> None:
+def _tap_attention(recorder: Recorder, undo: ExitStack, name: str, layer: Any, sites: frozenset[str]) -> None:
     impl = layer.impl
     forward = impl.forward
     parameters = list(inspect.signature(forward).parameters)
@@ -97,10 +104,10 @@ def _tap_attention(recorder: Recorder, name: str, layer: Any, sites: frozenset[s
         after(output)
         return result
 
-    impl.forward = tapped
+    replace(undo, impl, "forward", tapped)
 
 
-def _tap_inputs(recorder: Recorder, runner: Any, model: torch.nn.Module) -> None:
+def _tap_inputs(recorder: Recorder, undo: ExitStack, runner: Any, model: torch.nn.Module) -> None:
     @recorder.guarded
     def begins(input_ids: torch.Tensor | None, positions: torch.Tensor | None) -> None:
         if input_ids is None or positions is None:
@@ -115,10 +122,10 @@ def _tap_inputs(recorder: Recorder, runner: Any, model: torch.nn.Module) -> None
             kwargs.get("input_ids", names.get("input_ids")), kwargs.get("positions", names.get("positions"))
         )
 
-    model.register_forward_pre_hook(pre_hook, with_kwargs=True)
+    undo.callback(model.register_forward_pre_hook(pre_hook, with_kwargs=True).remove)
 
 
-def _tap_logits(recorder: Recorder, model: Any) -> None:
+def _tap_logits(recorder: Recorder, undo: ExitStack, model: Any) -> None:
     compute = model.compute_logits
 
     hidden_rows = recorder.guarded(functools.partial(recorder.logit_rows, HIDDEN))
@@ -134,4 +141,4 @@ def _tap_logits(recorder: Recorder, model: Any) -> None:
             logit_rows(logits)
         return logits
 
-    model.compute_logits = tapped
+    replace(undo, model, "compute_logits", tapped)

@@ -20,7 +20,11 @@ def made(capture: Capture) -> str:
     lines = [
         f"{capture.folder}: {manifest.state}, {len(manifest.outputs)} requests in "
         f"{len(work.matrix) * work.repeats} rounds, {tokens:,} tokens"
-        + (f", {manifest.counts['rows']:,} rows at {len(manifest.sites)} sites" if manifest.sites else ", no taps")
+        + (
+            f", {manifest.counts['rows']:,} rows at {len(manifest.sites)} sites"
+            if manifest.sites
+            else ", no taps"
+        )
         + f", {_size(capture)}, {manifest.durations['total']:.0f} s"
     ]
     lines += [f"  incomplete: {clean(reason)}" for reason in capture.reasons]
@@ -39,14 +43,16 @@ def details(capture: Capture) -> str:
     ]
     if source.overlay is not None:
         files = sorted(source.overlay.files)
-        lines.append(f"  overlay       {clean(source.overlay.path)}: {_some([clean(name) for name in files], 'file')}")
+        lines.append(
+            f"  overlay       {clean(source.overlay.path)}: {_some([clean(name) for name in files], 'file')}"
+        )
     lines += [
         f"  model         {clean(work.model.name)}",
         f"  workload      matrix {','.join(map(str, work.matrix))} x {work.repeats}, "
         f"{work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens, seed {work.seed}",
         f"  engine        {clean(_pairs(work.engine)) or 'as vLLM sets it'}",
         f"  environment   {clean(_pairs(opening.environment)) or 'nothing recorded'}",
-        f"  observer      "
+        "  observer      "
         + (f"layers {clean(opening.observer.layers)}, payload {clean(opening.observer.payload)}"
            if opening.observer.taps else "no taps"),
     ]  # fmt: skip
@@ -62,17 +68,22 @@ def details(capture: Capture) -> str:
         )
     if capture.manifest is not None:
         manifest = capture.manifest
-        lines += [f"    {clean(name):<44} not applicable: {clean(why)}" for name, why in manifest.not_applicable.items()]
+        lines += [
+            f"    {clean(name):<44} not applicable: {clean(why)}"
+            for name, why in manifest.not_applicable.items()
+        ]
         lines.append(f"  counts        {clean(_pairs(manifest.counts))}")
         facts = {key: value for key, value in manifest.engine.items() if not isinstance(value, dict)}
         lines.append(f"  running       {clean(_pairs(facts), 1000)}")
-        lines.append(f"  seconds       {_pairs({key: round(value, 1) for key, value in manifest.durations.items()})}")
+        lines.append(
+            f"  seconds       {_pairs({key: round(value, 1) for key, value in manifest.durations.items()})}"
+        )
     return "\n".join(lines)
 
 
 def history(root: Path) -> str:
     """What `localize list` prints: one line a capture."""
-    rows = [("capture", "made", "vLLM", "model", "workload", "state")]
+    rows: list[tuple[str, ...]] = [("capture", "made", "vLLM", "model", "workload", "state")]
     for name in names.names(root):
         for folder in names.numbered(root / name):
             if (folder / "open.json").is_file():
@@ -80,7 +91,9 @@ def history(root: Path) -> str:
     if len(rows) == 1:
         return f"There are no captures in {root}; make one with localize capture NAME --model MODEL."
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def _line(folder: Path, label: str) -> tuple[str, ...]:
@@ -107,7 +120,11 @@ def verification(folder: Path, result: Verification) -> str:
     checked = f"{result.files} files, {result.size:,} bytes and {result.rows:,} rows are as recorded"
     if result.state == SOUND:
         return f"sound and complete: {folder}: {checked}."
-    return f"sound but incomplete: {folder}: {checked}; " + "; ".join(clean(reason) for reason in result.reasons) + "."
+    return (
+        f"sound but incomplete: {folder}: {checked}; "
+        + "; ".join(clean(reason) for reason in result.reasons)
+        + "."
+    )
 
 
 def _size(capture: Capture) -> str:

@@ -29,7 +29,9 @@ def plant(overlay: Path, installed: Path, layer: int, factor: float = FACTOR) ->
     """
     text = (installed.parent / FILE).read_text()
     if text.count(LINE) != 1:
-        raise LocalizerError(f"{installed.parent / FILE} is not arranged as in vLLM 0.28.0 to 0.32.0; no fault planted.")
+        raise LocalizerError(
+            f"{installed.parent / FILE} is not arranged as in vLLM 0.28.0 to 0.32.0; no fault planted."
+        )
     is_layer = f'self.self_attn.attn.layer_name == "model.layers.{layer}.self_attn.attn"'
     added = f"hidden_states = hidden_states * {factor} if {is_layer} else hidden_states"
     changed = overlay / FILE

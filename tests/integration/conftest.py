@@ -11,7 +11,8 @@ import pytest
 from engines import EAGER, IN_PROCESS, Capturing, Quiet
 
 from localizer.cache import cache_folder
-from localizer.capture.session import CaptureRequest, capture
+from localizer.capture.request import CaptureRequest
+from localizer.capture.session import capture
 from localizer.sources.fault import plant
 from localizer.store.reader import Capture
 

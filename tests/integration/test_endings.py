@@ -137,7 +137,7 @@ def test_kill_of_a_worker_of_the_multiprocess_engine(running: Callable[..., Runn
     worker = max(family, key=lambda item: item.create_time())
     worker.kill()
     assert run.ended() == 2
-    assert "The source ended early" in run.errors.read_text()
+    assert "The source ended early: the process VllmWorker-0 died." in run.errors.read_text()
     until(gone(family), "every process is gone")
     assert_sound_but_incomplete(run.capture())
 

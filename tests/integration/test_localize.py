@@ -38,7 +38,7 @@ def test_a_change_in_any_layer_is_named(
     assert result.first is not None
     assert (result.first.segment.after, result.first.segment.before) == (after, before)
     assert (result.first.request, result.first.step) == ("r00.00", 0)
-    equal = {site.site for site in result.sites if site.rows_differ == 0}
+    equal = {site.name for site in result.sites if site.rows_differ == 0}
     assert equal >= {f"model.layers.{index}.self_attn.attn/output" for index in range(layer + 1)}
 
 

@@ -1,0 +1,103 @@
+"""Finishing a capture: from what the children reported to the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from localizer.store import schema, tensors
+from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
+
+
+@dataclass
+class Heard:
+    """What was heard from the children so far."""
+
+    outputs: list[Output] = field(default_factory=list)
+    rounds: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    done: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    written: dict[str, Any] | None = None
+
+
+def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
+    """Write the manifest of a run that reported everything.
+
+    Args:
+        folder: the capture.
+        heard: what the source and the writer reported.
+        status: exit status of the source.
+        seconds: duration of the whole capture.
+
+    Raises:
+        OSError: the manifest cannot be written.
+    """
+    done, written = heard.done or {}, heard.written or {}
+    workers = done.get("workers", [])
+    coverage = {
+        site: Coverage(expected=expected, recorded=written["recorded"][site])
+        for site, expected in written.get("expected", {}).items()
+    }
+    reasons = incomplete_reasons(coverage, written, workers)
+    journal = (folder / schema.JOURNAL).read_bytes().splitlines()
+    shards = [msgspec.json.decode(line, type=Shard) for line in journal]
+    documents = [_describe(folder, name) for name in (schema.OPEN, schema.JOURNAL, schema.LOG)]
+    manifest = Manifest(
+        format=schema.FORMAT,
+        schema=schema.SCHEMA,
+        state="incomplete" if reasons else "complete",
+        reasons=reasons,
+        outputs=heard.outputs,
+        sites=[msgspec.convert(site, Site) for site in written.get("sites", [])],
+        coverage=coverage,
+        not_applicable=written.get("not_applicable", {}),
+        counts={
+            **written.get("counts", {}),
+            "dummy_forwards": sum(worker["dummies"] for worker in workers),
+            "exit_status": status,
+        },
+        engine={**(workers[0]["engine"] if workers else {}), "versions": heard.versions},
+        durations={**done.get("durations", {}), "total": seconds},
+        peak_memory_bytes={
+            "program": done.get("peak_memory", 0),
+            "writer": written.get("peak_memory", 0),
+            **{f"worker-{rank}": worker["peak_memory"] for rank, worker in enumerate(workers)},
+        },
+        files=[*documents, *shards],
+    )
+    tensors.replace(folder / schema.MANIFEST, schema.encode(manifest))
+
+
+def incomplete_reasons(
+    coverage: Mapping[str, Coverage], written: Mapping[str, Any], workers: list[dict[str, Any]]
+) -> list[str]:
+    """Why a finished run did not leave all it should have; empty if it did."""
+    reasons = [error for worker in workers for error in worker["errors"]]
+    reasons += written.get("complaints", [])
+    short = {site: rows for site, rows in coverage.items() if rows.recorded != rows.expected}
+    if short:
+        site, rows = next(iter(short.items()))
+        reasons.append(
+            f"rows are missing at {len(short)} of {len(coverage)} sites, "
+            f"first at {site}: {rows.recorded} of {rows.expected}"
+        )
+    counts = written.get("counts", {})
+    if counts.get("rows_without_prefix"):
+        reasons.append(
+            f"{counts['rows_without_prefix']} rows have tokens before them that no row and no prompt gives"
+        )
+    if counts.get("prompt_mismatches"):
+        reasons.append(
+            f"{counts['prompt_mismatches']} rows have an input id that is not the prompt's token there"
+        )
+    return reasons
+
+
+def _describe(folder: Path, name: str) -> Shard:
+    path = folder / name
+    return Shard(name=name, size=path.stat().st_size, xxh3_128=tensors.file_digest(path))

@@ -1,0 +1,169 @@
+"""What is to be captured: the request as the person said it, checked and described before anything starts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import localizer
+from localizer.errors import LocalizerError
+from localizer.sources import interpreter, overlay
+from localizer.store import schema
+from localizer.store.schema import Open
+from localizer.wire.spec import parse_indices
+from localizer.workload import models, plan
+
+BUFFER_BYTES = 256 << 20
+"""Capacity of the ring between the worker and the writer."""
+
+RECORDED = (
+    *("VLLM_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NCCL_"),
+    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_PRELOAD"),
+)
+"""Prefixes of the environment variables that are recorded."""
+
+SECRET = re.compile(r"(_KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
+"""Names of those whose values stay out of the capture: captures are attached to public comments."""
+
+MOST_LAYERS = 10_000
+"""More attention layers than any model has; how many this one has is known when it is loaded."""
+
+SET = {"VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+"""Environment variables given to every source unless the person sets them: no telemetry, no stray imports."""
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """What to capture, as the person said it."""
+
+    name: str
+    root: Path
+    model: str
+    python: str = sys.executable
+    overlay: Path | None = None
+    matrix: str = plan.MATRIX
+    repeats: int = 2
+    prompt_tokens: int = 16
+    max_tokens: int = 64
+    seed: int = 0
+    layers: str = "all"
+    payload: str = "first"
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    taps: bool = True
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked request.
+
+    Attributes:
+        opening: the document open.json, but for the capture's number.
+        executable: the source's interpreter.
+        tree: the overlay's tree, to be put first on PYTHONPATH.
+        environment: variables that the source runs with, but for what localizer adds to PYTHONPATH.
+    """
+
+    opening: Open
+    executable: str
+    tree: Path | None
+    environment: dict[str, str]
+
+
+def recorded_environment(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The variables that choose what vLLM does, and those `given` by the person, without secrets."""
+    return {
+        key: "(not recorded)" if SECRET.search(key) else value
+        for key, value in sorted(environment.items())
+        if key.startswith(RECORDED) or key in given
+    }
+
+
+def prepare(request: CaptureRequest) -> Prepared:
+    """Check the request and describe it, before anything is written.
+
+    Raises:
+        LocalizerError: the request is unusable; nothing was started.
+    """
+    matrix = plan.parse_matrix(request.matrix)
+    if min(request.repeats, request.prompt_tokens, request.max_tokens) < 1:
+        raise LocalizerError("Repeats, prompt tokens and new tokens must be at least 1; check the numbers.")
+    try:
+        parse_indices(request.layers, MOST_LAYERS)
+    except ValueError as error:
+        raise LocalizerError(f"--layers {request.layers!r}: {error}; write first, all, or 0,5-9.") from None
+    if "worker_extension_cls" in request.engine and request.taps:
+        raise LocalizerError(
+            "The observer is the worker extension; leave worker_extension_cls out of --engine."
+        )
+    environment = {**SET, **os.environ, **request.environment}
+    model = models.resolve(request.model)
+    python = interpreter.probe(request.python, environment)
+    tree, laid = None, None
+    if request.overlay is not None:
+        tree, replaced = overlay.lay(request.overlay, python.vllm_location)
+        laid = schema.Overlay(path=str(request.overlay.resolve()), files=replaced)
+    prompts = plan.draw_prompts(
+        max(matrix), request.prompt_tokens, plan.vocabulary(Path(model.path)), request.seed
+    )
+    opening = Open(
+        format=schema.FORMAT,
+        schema=schema.SCHEMA,
+        name=request.name,
+        number=0,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        localizer=localizer.__version__,
+        host={"name": platform.node(), "system": platform.platform(), "processor": platform.machine()},
+        source=schema.Source(
+            python=python.executable,
+            python_version=python.python,
+            vllm=python.vllm,
+            vllm_location=str(python.vllm_location),
+            torch=python.torch,
+            overlay=laid,
+            packages=python.packages,
+        ),
+        workload=schema.Workload(
+            model=schema.Model(name=model.name, path=model.path, files=model.files),
+            matrix=matrix,
+            repeats=request.repeats,
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            prompts=prompts,
+            sampling=plan.greedy(request.max_tokens),
+            engine=dict(request.engine),
+        ),
+        environment=recorded_environment(environment, request.environment),
+        observer=schema.Observer(
+            taps=request.taps,
+            layers=request.layers,
+            payload=request.payload if request.taps else "none",
+            changes=observer_changes(request),
+        ),
+    )
+    return Prepared(opening, python.executable, tree, environment)
+
+
+def observer_changes(request: CaptureRequest) -> list[str]:
+    """Everything that is not as in a run without localizer."""
+    changes = [f"environment: {key}={value}" for key, value in SET.items() if key not in os.environ]
+    changes += [
+        "environment: PYTHONPATH begins with localizer's bridge",
+        "admission: a round's requests are queued while the engine sleeps (level 0), then it wakes",
+    ]
+    if request.taps:
+        changes += [
+            "engine: worker_extension_cls names localizer's extension",
+            "worker: forward of the tapped attention implementations, compute_logits of the model and "
+            "execute_model and sample_tokens of the runner are wrapped; the model has a forward pre-hook",
+            f"memory: a shared ring of {BUFFER_BYTES >> 20} MiB, and a writer process",
+        ]
+    return changes
