@@ -1,0 +1,177 @@
+"""The ring hands every frame over whole and in order, waits within bounds, and ends in a clear way."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localizer.wire import ring as rings
+from localizer.wire.ring import ALIGN, MESSAGE, ROWS, Frame, Ring, RingError
+
+CAPACITY = 2048
+
+
+@pytest.fixture
+def ends():
+    """Producer and consumer of a small ring."""
+    fd = rings.create(CAPACITY)
+    producer, consumer = Ring(fd), Ring(f"/proc/{os.getpid()}/fd/{fd}")
+    os.close(fd)
+    yield producer, consumer
+    producer.unmap()
+    consumer.unmap()
+
+
+def put(ring: Ring, body: bytes, kind: int = ROWS, args: tuple[int, ...] = (), **how: object) -> None:
+    offset = ring.reserve(kind, len(body), args, **how)
+    ring.buffer[offset : offset + len(body)] = body
+    ring.commit()
+
+
+def take(ring: Ring) -> list[tuple[int, tuple[int, ...], bytes]]:
+    """All frames that are there now."""
+    return [(frame.kind, frame.args, bytes(frame.body)) for frame in ring.frames(lambda: True)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, CAPACITY // 2 - ALIGN), max_size=60),
+    st.lists(st.booleans(), min_size=1, max_size=10),
+)
+def test_frames_arrive_whole_and_in_order(sizes: list[int], dawdle: list[bool]) -> None:
+    fd = rings.create(CAPACITY)
+    producer, consumer = Ring(fd), Ring(fd)
+    os.close(fd)
+    sent = [(index, os.urandom(size)) for index, size in enumerate(sizes)]
+    received: list[tuple[int, bytes]] = []
+
+    def consume() -> None:
+        for frame in consumer.frames(lambda: False, pause=0.0001):
+            if dawdle[len(received) % len(dawdle)]:
+                threading.Event().wait(0.0005)  # lets the ring fill up
+            received.append((frame.args[0], bytes(frame.body)))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    for index, body in sent:
+        put(producer, body, args=(index,))
+    producer.close()
+    thread.join()
+    assert received == sent
+    producer.unmap()
+    consumer.unmap()
+
+
+@given(st.integers(1, 1000))
+def test_capacity_is_rounded_up(capacity: int) -> None:
+    fd = rings.create(capacity)
+    ring = Ring(fd)
+    os.close(fd)
+    assert capacity <= ring.capacity < capacity + ALIGN
+    assert ring.capacity % ALIGN == 0
+    ring.unmap()
+
+
+def test_bodies_are_aligned(ends: tuple[Ring, Ring]) -> None:
+    producer, consumer = ends
+    for size in (1, 63, 64, 65, 0, 200):
+        assert producer.reserve(ROWS, size) % ALIGN == 0
+        producer.commit()
+    assert [len(body) for _, _, body in take(consumer)] == [1, 63, 64, 65, 0, 200]
+
+
+def test_arguments_and_kinds_arrive(ends: tuple[Ring, Ring]) -> None:
+    producer, consumer = ends
+    put(producer, b"{}", MESSAGE)
+    put(producer, b"abc", ROWS, (1, 2, 1 << 63))
+    assert take(consumer) == [(MESSAGE, (0,) * 6, b"{}"), (ROWS, (1, 2, 1 << 63, 0, 0, 0), b"abc")]
+
+
+def test_what_is_not_committed_is_not_seen(ends: tuple[Ring, Ring]) -> None:
+    producer, consumer = ends
+    producer.reserve(ROWS, 10)
+    assert take(consumer) == []
+    put(producer, b"second")
+    assert [body for _, _, body in take(consumer)] == [b"second"]
+
+
+def test_a_frame_is_taken_only_after_it_was_used(ends: tuple[Ring, Ring]) -> None:
+    producer, consumer = ends
+    put(producer, b"first")
+    frames = consumer.frames(lambda: True)
+    frame: Frame = next(frames)
+    frames.close()
+    with pytest.raises(ValueError, match="released"):
+        bytes(frame.body)
+    assert [body for _, _, body in take(consumer)] == [b"first"]
+
+
+def test_a_frame_larger_than_half_the_ring_is_refused(ends: tuple[Ring, Ring]) -> None:
+    with pytest.raises(RingError, match="does not fit"):
+        ends[0].reserve(ROWS, CAPACITY // 2)
+
+
+def fill(producer: Ring) -> None:
+    for _ in range(CAPACITY // 128):
+        put(producer, b"x" * 64)
+
+
+def test_waiting_ends_when_the_consumer_is_gone(ends: tuple[Ring, Ring]) -> None:
+    fill(ends[0])
+    with pytest.raises(RingError, match="gone"):
+        put(ends[0], b"more", alive=lambda: False)
+
+
+def test_waiting_ends_when_the_consumer_is_stuck(ends: tuple[Ring, Ring]) -> None:
+    fill(ends[0])
+    with pytest.raises(RingError, match="taken nothing"):
+        put(ends[0], b"more", patience=0.01)
+
+
+def test_a_failed_consumer_ends_waiting_and_every_later_frame(ends: tuple[Ring, Ring]) -> None:
+    producer, consumer = ends
+    fill(producer)
+
+    def fail() -> bool:
+        consumer.fail()
+        return True
+
+    with pytest.raises(RingError, match="failed"):
+        put(producer, b"more", alive=fail)
+    take(consumer)
+    with pytest.raises(RingError, match="failed"):
+        put(producer, b"later")
+
+
+def test_frames_committed_before_the_source_ended_are_not_lost(ends: tuple[Ring, Ring]) -> None:
+    producer, consumer = ends
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            put(producer, b"last words")  # between the look at the ring and the end of the source
+        return True
+
+    assert [bytes(frame.body) for frame in consumer.frames(stop)] == [b"last words"]
+
+
+def test_progress_is_seen_by_onlookers(ends: tuple[Ring, Ring]) -> None:
+    producer, onlooker = ends
+    assert (onlooker.attached, onlooker.progress) == (False, (0, 0, 0))
+    producer.attach()
+    producer.count(steps=1, rows=5)
+    producer.count(steps=1, rows=3, dummy=7)
+    assert (onlooker.attached, onlooker.progress) == (True, (2, 8, 7))
+
+
+def test_something_else_is_not_taken_for_a_ring(tmp_path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(bytes(8192))
+    with pytest.raises(RingError, match="not a localizer ring"):
+        Ring(str(other))
