@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from localizer.errors import LocalizerError
 from localizer.store.reader import Capture
 from localizer.store.schema import Site
 from localizer.store.writer import RankWriter, StreamError
@@ -110,15 +111,18 @@ def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
         summary = asdict(stream.rank.close())
     except Exception as error:  # whatever it is, the worker must not wait and localize must hear of it
         ring.fail()
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        return {
-            "event": "failed",
-            "what": "disk" if isinstance(error, OSError) else "stream",
-            "reason": reason,
-        }
+        return {"event": "failed", **_why(error)}
     summary["sites"] = msgspec.to_builtins(summary["sites"])
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"event": "written", "not_applicable": stream.not_applicable, "peak_memory": memory, **summary}
+
+
+def _why(error: Exception) -> dict[str, str]:
+    """What failed, "disk" or "stream", and the reason."""
+    if isinstance(error, OSError):
+        return {"what": "disk", "reason": error.strerror or str(error)}
+    known = isinstance(error, (StreamError, LocalizerError))
+    return {"what": "stream", "reason": str(error) if known else f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:
