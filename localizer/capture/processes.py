@@ -8,10 +8,14 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
+
+import localizer
 
 GRACE = 10.0
 """Seconds between asking a process group to end and killing it."""
@@ -35,6 +39,19 @@ def start(
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
+    )
+
+
+def start_writer(ring_fd: int, folder: Path) -> subprocess.Popen[bytes]:
+    """Start the writer process in localizer's own interpreter, on a ring and the capture in `folder`."""
+    package = str(Path(localizer.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    return start(
+        [sys.executable, "-m", "localizer.capture.writer", str(ring_fd), str(folder), "0"],
+        {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+        pass_fds=[ring_fd],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
 
 

@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -130,16 +129,7 @@ class _Session:
     # -- children --------------------------------------------------------------------------------------
 
     def _start_writer(self, ring_fd: int) -> None:
-        command = [sys.executable, "-m", "localizer.capture.writer", str(ring_fd), str(self._folder), "0"]
-        package = str(Path(localizer.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-        self._writer = processes.start(
-            command,
-            {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-            pass_fds=[ring_fd],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._writer = processes.start_writer(ring_fd, self._folder)
         assert self._writer.stdout is not None
         processes.pump(self._writer.stdout, "writer", self._queue)
 

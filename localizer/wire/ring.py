@@ -20,6 +20,9 @@ ALIGN = 64
 CONTROL_BYTES = 4096
 MAGIC = 0x4C4F43414C495A31  # "LOCALIZ1"
 
+HOT_BYTES = 1 << 20
+"""After this many bytes an empty ring is used from its start again, where memory is mapped and cached."""
+
 # words of the control block
 _MAGIC, _CAPACITY, _HEAD, _TAIL, _CLOSED, _FAILED, _ATTACHED, _STEPS, _ROWS, _DUMMY = range(10)
 
@@ -71,6 +74,7 @@ class Ring:
         self.capacity = int(self._words[_CAPACITY])
         self._lock = threading.Lock()  # taking it is a full memory fence on weakly ordered processors
         self._reserved = 0
+        self._head, self._tail = self._words[_HEAD], self._words[_TAIL]  # as the producer last saw them
 
     # -- producer --------------------------------------------------------------------------------------
 
@@ -87,7 +91,7 @@ class Ring:
 
         Args:
             kind: frame kind.
-            length: body length in bytes; at most half the capacity.
+            length: body length in bytes; at most half the capacity, less the header.
             args: up to six unsigned integers carried in the frame header.
             alive: says whether the consumer still runs; asked while waiting.
             patience: seconds without any progress of the consumer after which waiting ends.
@@ -100,15 +104,16 @@ class Ring:
             raise RingError(f"a frame of {length} bytes does not fit a ring of {self.capacity} bytes")
         if self._words[_FAILED]:
             raise RingError("the writer has failed")
-        head = self._words[_HEAD]
-        offset = head % self.capacity
-        gap = self.capacity - offset if offset + size > self.capacity else 0
-        self._wait_for_room(head + gap + size, alive, patience)
+        offset = self._head % self.capacity
+        gap = 0
+        if offset + size > self.capacity or (offset > HOT_BYTES and self._words[_TAIL] == self._head):
+            gap = self.capacity - offset
+        if self._head + gap + size - self._tail > self.capacity:
+            self._wait_for_room(self._head + gap + size, alive, patience)
         if gap:
             _FRAME.pack_into(self._map, CONTROL_BYTES + offset, SKIP, 0, gap, 0, 0, 0, 0, 0, 0)
             offset = 0
-        padded = (*args, 0, 0, 0, 0, 0, 0)[:6]
-        _FRAME.pack_into(self._map, CONTROL_BYTES + offset, kind, 0, length, *padded)
+        _FRAME.pack_into(self._map, CONTROL_BYTES + offset, kind, 0, length, *(*args, 0, 0, 0, 0, 0, 0)[:6])
         self._reserved = gap + size
         return CONTROL_BYTES + offset + ALIGN
 
@@ -116,24 +121,24 @@ class Ring:
         """Hand the reserved frame to the consumer."""
         with self._lock:
             pass
-        self._words[_HEAD] += self._reserved
+        self._head += self._reserved
+        self._words[_HEAD] = self._head
         self._reserved = 0
 
     def _wait_for_room(self, head: int, alive: Callable[[], bool], patience: float) -> None:
-        tail = self._words[_TAIL]
-        if head - tail <= self.capacity:
-            return
+        """Wait until a frame that ends at `head` fits; the consumer's tail is looked at only here."""
         deadline = time.monotonic() + patience
         while head - self._words[_TAIL] > self.capacity:
             if self._words[_FAILED]:
                 raise RingError("the writer has failed")
             if not alive():
                 raise RingError("the writer is gone")
-            if self._words[_TAIL] != tail:
-                tail, deadline = self._words[_TAIL], time.monotonic() + patience
+            if self._words[_TAIL] != self._tail:
+                self._tail, deadline = self._words[_TAIL], time.monotonic() + patience
             elif time.monotonic() > deadline:
                 raise RingError(f"the writer has taken nothing for {patience:.0f} seconds")
             time.sleep(0.0005)
+        self._tail = self._words[_TAIL]
 
     def close(self) -> None:
         """Say that no frame follows."""

@@ -50,13 +50,14 @@ def capturing(root: Path, vllm_cache: dict[str, str]) -> Capturing:
 def installed() -> Path:
     """The folder of the installed vLLM."""
     spec = importlib.util.find_spec("vllm")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     return Path(spec.origin).parent
 
 
 @pytest.fixture(scope="session")
 def overlay(installed: Path) -> Callable[[int], Path]:
-    """The overlay with a fault planted in one layer; its path stays the same, or vLLM would compile it anew."""
+    """The overlay with a fault in one layer; its path stays the same, or vLLM would compile it anew."""
 
     def work(layer: int) -> Path:
         folder = cache_folder() / "tests" / f"layer-{layer}"

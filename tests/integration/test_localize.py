@@ -45,7 +45,8 @@ def test_a_change_in_any_layer_is_named(
 def test_a_change_is_named_in_compiled_mode(capturing: Capturing, overlay: Callable[[int], Path]) -> None:
     parent = capturing("compiled", engine=COMPILED)
     candidate = capturing("compiled-layer-3", engine=COMPILED, overlay=overlay(3))
-    assert parent.manifest is not None and parent.manifest.engine["compilation_mode"] != "NONE"
+    assert parent.manifest is not None
+    assert parent.manifest.engine["compilation_mode"] != "NONE"
     assert parent.manifest.counts["dummy_forwards"] > 0
     first = diff(candidate, parent).first
     assert first is not None
