@@ -106,7 +106,8 @@ class Ring:
             raise RingError("the writer has failed")
         offset = self._head % self.capacity
         gap = 0
-        if offset + size > self.capacity or (offset > HOT_BYTES and self._words[_TAIL] == self._head):
+        restart = offset > HOT_BYTES and offset >= size and self._words[_TAIL] == self._head
+        if offset + size > self.capacity or restart:  # offset >= size: gap and frame fit together
             gap = self.capacity - offset
         if self._head + gap + size - self._tail > self.capacity:
             self._wait_for_room(self._head + gap + size, alive, patience)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -41,8 +42,15 @@ def take(ring: Ring) -> list[tuple[int, tuple[int, ...], bytes]]:
 @given(
     st.lists(st.integers(0, CAPACITY // 2 - ALIGN), max_size=60),
     st.lists(st.booleans(), min_size=1, max_size=10),
+    st.sampled_from([0, 256, 1 << 20]),
 )
-def test_frames_arrive_whole_and_in_order(sizes: list[int], dawdle: list[bool]) -> None:
+def test_frames_arrive_whole_and_in_order(sizes: list[int], dawdle: list[bool], hot: int) -> None:
+    with mock.patch.object(rings, "HOT_BYTES", hot):
+        pass_through(sizes, dawdle)
+
+
+def pass_through(sizes: list[int], dawdle: list[bool]) -> None:
+    """Send frames of these sizes through a small ring to a consumer that sometimes takes its time."""
     fd = rings.create(CAPACITY)
     producer, consumer = Ring(fd), Ring(fd)
     os.close(fd)
@@ -58,7 +66,7 @@ def test_frames_arrive_whole_and_in_order(sizes: list[int], dawdle: list[bool]) 
     thread = threading.Thread(target=consume)
     thread.start()
     for index, body in sent:
-        put(producer, body, args=(index,))
+        put(producer, body, args=(index,), patience=30)
     producer.close()
     thread.join()
     assert received == sent
@@ -159,6 +167,34 @@ def test_frames_committed_before_the_source_ended_are_not_lost(ends: tuple[Ring,
         return True
 
     assert [bytes(frame.body) for frame in consumer.frames(stop)] == [b"last words"]
+
+
+def test_an_empty_ring_is_used_from_its_start_again(
+    ends: tuple[Ring, Ring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rings, "HOT_BYTES", 3 * ALIGN)
+    producer, consumer = ends
+    offsets = []
+    for _ in range(6):
+        offsets.append(producer.reserve(ROWS, ALIGN) - rings.CONTROL_BYTES - ALIGN)
+        producer.commit()
+        take(consumer)
+    assert offsets == 2 * [0, 2 * ALIGN, 4 * ALIGN]
+
+
+@pytest.mark.parametrize("before", range(0, CAPACITY, ALIGN))
+def test_a_large_frame_finds_room_in_an_empty_ring(
+    ends: tuple[Ring, Ring], monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Wherever the last one ended: to start again may not ask for more than the ring has."""
+    monkeypatch.setattr(rings, "HOT_BYTES", 3 * ALIGN)
+    producer, consumer = ends
+    for _ in range(before // (2 * ALIGN)):
+        put(producer, b"x" * ALIGN)
+    take(consumer)
+    large = b"y" * (CAPACITY // 2 - ALIGN)
+    put(producer, large, patience=0)
+    assert [body for _, _, body in take(consumer)] == [large]
 
 
 def test_progress_is_seen_by_onlookers(ends: tuple[Ring, Ring]) -> None:
