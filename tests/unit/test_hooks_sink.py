@@ -42,7 +42,7 @@ def pair() -> Iterator[Pair]:
 
 
 def raw(tensor: Any) -> bytes:
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize("name", sorted(NUMPY))
@@ -65,10 +65,26 @@ def test_only_real_rows_are_sent(pair: Pair, shape: tuple[int, ...]) -> None:
     assert rows == (0, 0, 3, raw(tensor[:3]))
 
 
-def test_rows_that_are_not_contiguous(pair: Pair) -> None:
-    tensor = torch.randn(4, 6).t()[::2]
-    pair.sink.rows(0, tensor, 3)
-    assert pair.taken()[1] == (0, 0, 3, raw(tensor))
+@pytest.mark.parametrize("rows", [1, 2, 5, 64, 65, 100])
+def test_rows_of_any_layout_in_memory(pair: Pair, rows: int) -> None:
+    wide = torch.randn(2 * rows, 4, 3)
+    for tensor in (
+        wide[:rows],
+        wide[rows:],
+        wide[::2],
+        wide[:rows, 1],
+        wide[:rows, :, 1],
+        wide[:rows, 1:3],
+        wide[:rows].transpose(1, 2),
+        wide[:1].expand(rows, 4, 3),
+        wide.flatten()[:rows],
+        wide.flatten()[::12][:rows],
+        wide[:rows, :, :1],
+        wide[:rows, :0],
+    ):
+        pair.sink.rows(0, tensor, rows)
+        received = b"".join(found[3] for found in pair.taken() if not isinstance(found, dict))
+        assert received == raw(tensor)
 
 
 def test_what_is_sent_is_what_was_there_then(pair: Pair) -> None:
