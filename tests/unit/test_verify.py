@@ -83,13 +83,14 @@ def test_missing_rows_in_a_capture_that_says_complete(tmp_path: Path) -> None:
     assert f"holds 8 of 9 rows of {QUERY}" in damaged(folder)
 
 
-def test_coverage_that_is_not_that_of_the_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("claim", [(10, 10), (9, 8), (8, 9)])
+def test_coverage_that_is_not_that_of_the_rows(tmp_path: Path, claim: tuple[int, int]) -> None:
     folder = small(tmp_path)
 
-    def claim(manifest: dict[str, Any]) -> None:
-        manifest["coverage"][QUERY] = {"expected": 10, "recorded": 10}
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["coverage"][QUERY] = dict(zip(("expected", "recorded"), claim, strict=True))
 
-    edit(folder, "manifest.json", claim)
+    edit(folder, "manifest.json", change)
     assert "holds 9 of 9 rows" in damaged(folder)
 
 
