@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/make_example.py
 
-The captures are made by the commands of `localize demo`, smaller and with every row kept; then absolute paths, host
-and user names in their texts are replaced by placeholders, and the manifests are brought up to date.
+The captures are made by the commands of `localize demo`, smaller and with every row kept; then absolute paths,
+host and user names in their texts are replaced by placeholders, and the manifests are brought up to date.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def main() -> None:
         work = Path(scratch).resolve()
         plant(work / "overlay", probe(sys.executable, dict(os.environ)).vllm_location, LAYER)
         for name, options in (("parent", ()), ("candidate", ("--overlay", str(work / "overlay")))):
-            command = [sys.executable, "-m", "localizer", "capture", name, *WORKLOAD, *options, "--out", str(work)]
-            subprocess.run(command, check=True)
+            command = [sys.executable, "-m", "localizer", "capture", name, *WORKLOAD, *options]
+            subprocess.run([*command, "--out", str(work)], check=True)
             folder = work / name / "0001"
             scrub(folder, placeholders(work))
             assert verify(folder).state == SOUND
