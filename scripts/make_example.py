@@ -2,8 +2,9 @@
 
     .venv/bin/python scripts/make_example.py
 
-The captures are made by the commands of `localize demo`, smaller and with every row kept; then absolute paths,
-host and user names in their texts are replaced by placeholders, and the manifests are brought up to date.
+The captures are made by the commands of `localize demo`, smaller and with every row kept; then absolute
+paths, host and user names in their texts are replaced by placeholders, and the
+manifests are brought up to date.
 """
 
 from __future__ import annotations
