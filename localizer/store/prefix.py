@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import xxhash
+
+DRAFT_SALT = b"draft"
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """Token ids as they are hashed: little-endian unsigned 64-bit."""
-    return np.asarray(tokens, dtype="<u8").tobytes()
+    return struct.pack(f"<{len(tokens)}Q", *tokens)
 
 
 def prefix_digest(tokens: Sequence[int], salt: bytes = b"") -> bytes:
     """xxh3-128 (16 bytes, canonical) of `salt` followed by the token ids."""
     return xxhash.xxh3_128_digest(salt + token_bytes(tokens))
+
+
+def draft_salt(draft_step: int, base: int) -> bytes:
+    """Salt of the prefixes of draft rows: the draft step, from 1, and the proposal's base position."""
+    return DRAFT_SALT + token_bytes([draft_step, base])
 
 
 class RequestPrefixes:
@@ -48,7 +55,34 @@ class RequestPrefixes:
         self._hash.update(token_bytes([token]))
         self._length = position + 1
         prefix = self._hash.digest()
+        return prefix, self._occurrence(position, prefix)
+
+    def draft_rows(
+        self, draft_step: int, base: int, first: int, shift: int, inputs: Sequence[int], since: int = 0
+    ) -> Iterator[tuple[bytes, int] | None]:
+        """(prefix, occurrence) of draft rows, each after those before it; None if earlier tokens are unknown.
+
+        Args:
+            draft_step: from 1.
+            base: position from which the proposal starts.
+            first: position of the first of `inputs`.
+            shift: by how many places the draft's inputs run ahead of the target's: 1 for EAGLE, else 0.
+            inputs: the draft's own input ids from position `first` on.
+            since: how many of the inputs belong to rows of earlier draft steps.
+        """
+        known = self._tokens[shift : first + shift]
+        if len(known) < first or min(inputs, default=0) < 0:
+            yield from [None] * (len(inputs) - since)
+            return
+        digest = xxhash.xxh3_128(draft_salt(draft_step, base) + self._salt + token_bytes(known))
+        for index, token in enumerate(inputs):
+            digest.update(token_bytes([token]))
+            if index >= since:
+                prefix = digest.digest()
+                yield prefix, self._occurrence(first + index, prefix)
+
+    def _occurrence(self, position: int, prefix: bytes) -> int:
+        """How often the row was computed before."""
         computed = self._seen.setdefault(position, {})
-        occurrence = computed.get(prefix, 0)
-        computed[prefix] = occurrence + 1
-        return prefix, occurrence
+        computed[prefix] = computed.get(prefix, -1) + 1
+        return computed[prefix]

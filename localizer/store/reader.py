@@ -15,7 +15,8 @@ import numpy as np
 from localizer.errors import DamagedCapture, NotACapture
 from localizer.store import schema, tensors
 from localizer.store.schema import DIGEST, DIGEST_BYTES, Manifest, Open, Shard, Site
-from localizer.store.writer import COLUMNS, ROW_INDEX
+from localizer.store.steps import COLUMNS
+from localizer.store.writer import ROW_INDEX
 
 SHARD_NAME = re.compile(
     r"rank-(0|[1-9]\d{0,4})/(rows|digests|payload)-(\d{5}|[1-9]\d{5,8})\.safetensors", re.ASCII
@@ -34,7 +35,7 @@ class Table:
     """All rows of a capture, in the order they were computed.
 
     Attributes:
-        columns: the integer columns of `localizer.store.writer.COLUMNS`, each [rows].
+        columns: the integer columns of `localizer.store.steps.COLUMNS`, each [rows].
         prefix: uint8 [rows, 16].
         digest: uint8 [rows, sites, 16]; zero where `present` is False.
         present: bool [rows, sites].

@@ -17,8 +17,17 @@ DIGEST_BYTES = 16
 
 OPEN, JOURNAL, MANIFEST, LOG = "open.json", "journal.jsonl", "manifest.json", "log.txt"
 
-KINDS = ("prefill", "prefill-chunk", "decode")
+MOST_DRAFT_STEPS = 64
+"""Draft steps of a proposal that row kinds can name."""
+
+KINDS = (
+    *("prefill", "prefill-chunk", "decode", "verify-accepted", "verify-rejected", "draft-padding"),
+    *(f"draft-{step}" for step in range(1, MOST_DRAFT_STEPS + 1)),
+)
 """Row kinds by their code in the row table."""
+
+PREFILL, PREFILL_CHUNK, DECODE, VERIFY_ACCEPTED, VERIFY_REJECTED, DRAFT_PADDING = range(6)
+"""Codes of row kinds, below `DRAFT_PADDING` the target's; `DRAFT_PADDING` + k is that of draft step k."""
 
 PLAIN, FEEDS_LOGITS, DECIDES_TOKEN = 0, 1, 2
 """Values of the column `logits`: no logits; logits computed; logits computed and a token taken from them."""

@@ -25,8 +25,14 @@ SITE_KINDS = ("query", "key", "value", "output")
 INPUT_IDS, POSITIONS = "model/input_ids", "model/positions"
 HIDDEN, LOGITS, TOKEN = "model/hidden_states", "lm_head/logits", "sampler/token"
 
+DRAFT = "draft:"
+"""What the names of a draft's sites begin with."""
+
 ALL_ROWS, LOGIT_ROWS, TOKEN_ROWS = "all", "logits", "tokens"
-"""Which rows a site is expected on: all, those that feed the logits, those from which a token was taken."""
+"""Which of the target's rows a site is expected on: all, those that feed logits, those that give a token."""
+
+DRAFT_ROWS, DRAFT_LOGIT_ROWS = "draft", "draft-logits"
+"""Which of a draft's rows a site is expected on: all, or the one of each request that proposes a token."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def test_a_step_becomes_rows(folder: Path, rank: RankWriter) -> None:
     assert bytes(table.digest[2, 2]) == xxhash.xxh3_128_digest((8).to_bytes(8, "little"))
     assert summary.expected == summary.recorded == {"a/all": 5, "b/logits": 1, "c/tokens": 1}
     assert summary.counts == {
-        "steps": 1, "rows": 5, "logit_rows": 1, "rows_without_prefix": 0, "prompt_mismatches": 0,
+        "steps": 1, "rows": 5, "logit_rows": 1, "draft_rows": 0, "draft_padding_rows": 0,
+        "rows_without_prefix": 0, "prompt_mismatches": 0,
     }  # fmt: skip
     assert summary.complaints == []
 
@@ -234,9 +235,9 @@ def test_a_layout_may_change_between_steps(folder: Path, rank: RankWriter) -> No
         (lambda rank: rank.rows(0, 0, 1, data([1, 1])), "outside a step"),
         (lambda rank: rank.layout(0, "complex64", ()), "unknown dtype complex64"),
         (lambda rank: rank.begin_step(0, ["z"], [1], [1], [0], [0]), "unknown request 'z'"),
-        (lambda rank: rank.begin_step(3, ["x"], [2], [1], [0], [0]), "step 3 has 2 rows but 1 tokens"),
+        (lambda rank: rank.begin_step(3, ["x"], [2], [1], [0], [0]), "a batch has 2 rows but 1 tokens"),
         (lambda rank: rank.begin_step(0, ["x"], [1], [1], [0], [2]), "1 rows of 'x', 2 of them"),
-        (lambda rank: rank.begin_step(0, ["x"], [0], [], [], [0]), "0 rows of 'x'"),
+        (lambda rank: rank.begin_step(0, ["x"], [0], [], [], [0]), r"row counts \[0\]"),
         (lambda rank: begun(rank).rows(0, 0, 1, data([1, 1], [2, 2])), "should take 8 bytes, not 16"),
         (lambda rank: begun(rank).rows(0, 1, 2, data([1, 1], [2, 2])), r"has no rows 1\.\.2"),
         (lambda rank: begun(rank).rows(1, 0, 2, data([1, 1], [2, 2])), r"has no rows 0\.\.1 for b/logits"),
