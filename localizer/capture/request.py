@@ -56,6 +56,8 @@ class CaptureRequest:
     layers: str = "all"
     payload: str = "first"
     engine: Mapping[str, Any] = field(default_factory=dict)
+    speculative_model: str = ""
+    speculative: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     taps: bool = True
 
@@ -105,6 +107,8 @@ def prepare(request: CaptureRequest) -> Prepared:
         )
     environment = {**SET, **os.environ, **request.environment}
     model = models.resolve(request.model)
+    draft = models.resolve(request.speculative_model) if request.speculative_model else None
+    engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
     tree, laid = None, None
     if request.overlay is not None:
@@ -132,6 +136,9 @@ def prepare(request: CaptureRequest) -> Prepared:
         ),
         workload=schema.Workload(
             model=schema.Model(name=model.name, path=model.path, files=model.files),
+            draft=None
+            if draft is None
+            else schema.Model(name=draft.name, path=draft.path, files=draft.files),
             matrix=matrix,
             repeats=request.repeats,
             prompt_tokens=request.prompt_tokens,
@@ -139,7 +146,7 @@ def prepare(request: CaptureRequest) -> Prepared:
             seed=request.seed,
             prompts=prompts,
             sampling=plan.greedy(request.max_tokens),
-            engine=dict(request.engine),
+            engine=engine,
         ),
         environment=recorded_environment(environment, request.environment),
         observer=schema.Observer(
@@ -150,6 +157,31 @@ def prepare(request: CaptureRequest) -> Prepared:
         ),
     )
     return Prepared(opening, python.executable, tree, environment)
+
+
+def speculation(request: CaptureRequest, draft: models.ResolvedModel | None) -> dict[str, Any]:
+    """The engine argument `speculative_config`, if tokens are to be proposed: three at a time unless said.
+
+    Raises:
+        LocalizerError: it is given as an engine argument as well.
+    """
+    if draft is None and not request.speculative:
+        return {}
+    if "speculative_config" in request.engine:
+        raise LocalizerError(
+            "Speculation is set twice; use --speculative and --speculative-model, "
+            "or --engine speculative_config=..., not both."
+        )
+    config: dict[str, Any] = {"num_speculative_tokens": 3, **request.speculative}
+    if draft is not None:
+        config["model"] = draft.path
+        if draft.name == models.TINY_DRAFT:
+            config.setdefault("method", "eagle3")
+    return {"speculative_config": config}
+
+
+def _model(model: models.ResolvedModel) -> schema.Model:
+    return schema.Model(name=model.name, path=model.path, files=model.files)
 
 
 def observer_changes(request: CaptureRequest) -> list[str]:

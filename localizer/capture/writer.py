@@ -92,8 +92,16 @@ class Stream:
                     content["positions"],
                     content["logits"],
                 )
+            case "draft":
+                self.rank.draft_pass(
+                    content["requests"],
+                    content["counts"],
+                    content["tokens"],
+                    content["positions"],
+                    content["extra"],
+                )
             case "end":
-                self.rank.end_step(content["sampled"])
+                self.rank.end_step(content["sampled"], content.get("proposed"))
             case other:
                 raise StreamError(f"the worker sent the unknown message {other!r}")
 

@@ -51,6 +51,15 @@ from localizer.workload.plan import MATRIX, parse_pairs
 @click.option(
     "--engine", multiple=True, metavar="KEY=VALUE", help="vLLM engine argument; JSON values are accepted."
 )
+@click.option(
+    "--speculative-model", default="", help="Model that proposes tokens, or the built-in 'tiny-eagle3'."
+)
+@click.option(
+    "--speculative",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Key of vLLM's speculative_config, e.g. method=ngram; JSON values are accepted.",
+)
 @click.option("--env", multiple=True, metavar="KEY=VALUE", help="Environment variable of the source.")
 @click.option("--taps/--no-taps", default=True, help="Without taps only the returned tokens are kept.")
 @captures_root
@@ -69,6 +78,8 @@ def command(
     layers: str,
     payload: str,
     engine: tuple[str, ...],
+    speculative_model: str,
+    speculative: tuple[str, ...],
     env: tuple[str, ...],
     taps: bool,
     root: Path,
@@ -95,6 +106,8 @@ def command(
                 layers=layers,
                 payload=payload,
                 engine=parse_pairs(engine, "--engine", values=True),
+                speculative_model=speculative_model,
+                speculative=parse_pairs(speculative, "--speculative", values=True),
                 environment=parse_pairs(env, "--env", values=False),
                 taps=taps,
             ),

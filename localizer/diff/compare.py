@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from localizer.diff.align import Alignment
+from localizer.store.expected import applicable
 from localizer.store.reader import Capture, Table
-from localizer.store.schema import DECIDES_TOKEN, FEEDS_LOGITS
-from localizer.wire.spec import LOGIT_ROWS, TOKEN_ROWS
 
 CHUNK_BYTES = 32 << 20
 """Digests compared at a time, so that memory stays flat where the tables are mapped files."""
@@ -65,19 +64,19 @@ def same_layout(candidate: Capture, parent: Capture, alignment: Alignment) -> np
     )
 
 
-def _missing(capture: Capture, rows: np.ndarray, columns: np.ndarray, present: np.ndarray) -> np.ndarray:
+def _missing(capture: Capture, rows: np.ndarray, site_columns: np.ndarray, present: np.ndarray) -> np.ndarray:
     """int64 [sites]: rows that a site should have and has not."""
     skipped = capture.manifest.not_applicable if capture.manifest is not None else {}
-    sites = [capture.sites[column] for column in columns]
-    logits = capture.table.columns["logits"][rows]
-    least = {LOGIT_ROWS: FEEDS_LOGITS, TOKEN_ROWS: DECIDES_TOKEN}
-    missing = len(rows) - present.sum(axis=0, dtype=np.int64)
-    for index, site in enumerate(sites):
-        if site.name in skipped:
-            missing[index] = 0
-        elif site.rows in least:
-            missing[index] = int(((logits >= least[site.rows]) & ~present[:, index]).sum())
-    return missing
+    sites = [capture.sites[column] for column in site_columns]
+    columns = {name: capture.table.columns[name][rows] for name in ("kind", "logits")}
+    wanted = {site.rows: applicable(columns, site.rows) for site in sites}
+    return np.array(
+        [
+            0 if site.name in skipped else int((wanted[site.rows] & ~present[:, index]).sum())
+            for index, site in enumerate(sites)
+        ],
+        np.int64,
+    )
 
 
 def _words(table: Table) -> np.ndarray:

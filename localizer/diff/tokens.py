@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from localizer.diff.result import Both, TokenFirst, Tokens
-from localizer.store import schema
+from localizer.store.expected import applicable
 from localizer.store.reader import Capture
+from localizer.store.schema import rounds as rounds_of
+from localizer.wire.spec import TOKEN_ROWS
 
 BY_REQUEST, BY_PROMPT = "request", "prompt"
 
@@ -115,7 +117,7 @@ class DecidingSteps:
 
     def __init__(self, capture: Capture) -> None:
         columns = capture.table.columns
-        rows = np.flatnonzero(columns["logits"] == schema.DECIDES_TOKEN)
+        rows = np.flatnonzero(applicable(columns, TOKEN_ROWS))
         key = _key(columns["request"][rows], columns["position"][rows])
         order = np.argsort(key, kind="stable")
         self._rows, self._keys = rows[order], key[order]
@@ -171,7 +173,7 @@ def repeats_equal(capture: Capture) -> bool | None:
     """Whether every later pass over the matrix returned the tokens of the first; None if nothing says so."""
     work = capture.open.workload
     done, outputs = _finished(capture), capture.outputs
-    rounds = schema.rounds(work.matrix, work.repeats)
+    rounds = rounds_of(work.matrix, work.repeats)
     verdicts = [
         outputs[name] == outputs[first]
         for number, names in enumerate(rounds[len(work.matrix) :], len(work.matrix))

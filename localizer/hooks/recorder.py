@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from localizer.hooks.sink import Sink
-from localizer.wire.spec import ALL_ROWS, HIDDEN, INPUT_IDS, LOGIT_ROWS, LOGITS, POSITIONS, TOKEN, TOKEN_ROWS
+from localizer.wire.spec import DRAFT, INPUT_IDS, POSITIONS
 
 
 class Recorder:
@@ -20,24 +20,23 @@ class Recorder:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._sites: list[tuple[str, str]] = []
         self._index: dict[str, int] = {}
         self._scheduled: Any = None
         self._rows = 0
         self._logit_rows = 0
+        self._draft_rows = 0
+        self._draft_logit_rows = 0
+        self._proposed: dict[str, Sequence[int]] = {}
         self._open = False
         self._broken = False
         self._steps = 0
         self.dummies = 0
         self.errors: list[str] = []
 
-    def register(self, boundaries: Sequence[str], not_applicable: dict[str, str]) -> None:
-        """Announce the sites: inputs, boundary sites in model order, final hidden states, logits, token."""
-        ends = [(HIDDEN, LOGIT_ROWS), (LOGITS, LOGIT_ROWS), (TOKEN, TOKEN_ROWS)]
-        starts = [(INPUT_IDS, ALL_ROWS), (POSITIONS, ALL_ROWS)]
-        self._sites = [*starts, *((name, ALL_ROWS) for name in boundaries), *ends]
-        self._index = {name: number for number, (name, _) in enumerate(self._sites)}
-        self._sink.message(type="sites", sites=self._sites, not_applicable=not_applicable)
+    def register(self, sites: Sequence[tuple[str, str]], not_applicable: dict[str, str]) -> None:
+        """Announce the sites in model order, each with the rows it is expected on."""
+        self._index = {name: number for number, (name, _) in enumerate(sites)}
+        self._sink.message(type="sites", sites=list(sites), not_applicable=not_applicable)
 
     @property
     def recording(self) -> bool:
@@ -70,6 +69,7 @@ class Recorder:
         """A real engine step begins; it is recorded if it has scheduled tokens."""
         self._scheduled = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
         self._open = False
+        self._draft_rows, self._proposed = 0, {}
 
     def forward_begins(
         self, requests: Sequence[str], input_ids: torch.Tensor, positions: torch.Tensor
@@ -111,8 +111,53 @@ class Recorder:
         self._sink.rows(self._index[site], tensor, self._logit_rows)
 
     def forward_ended(self) -> None:
-        """The target model and its logits are done; what follows is sampling."""
+        """The target model and its logits are done; what follows is sampling, and drafting."""
         self._scheduled = None
+
+    # -- the draft's steps inside it -------------------------------------------------------------------
+
+    @property
+    def drafting(self) -> bool:
+        """Whether rows of a draft step are wanted now."""
+        return self.recording and self._draft_rows > 0
+
+    def draft_begins(
+        self,
+        requests: Sequence[str],
+        counts: Sequence[int],
+        extra: int,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> None:
+        """The draft model is about to run; `extra` rows a request are beyond the target's."""
+        self._draft_rows, self._draft_logit_rows = sum(counts), len(counts)
+        self._sink.message(
+            type="draft",
+            requests=list(requests),
+            counts=list(counts),
+            extra=extra,
+            tokens=input_ids[: self._draft_rows].tolist(),
+            positions=positions[: self._draft_rows].tolist(),
+        )
+        self.draft_rows(DRAFT + INPUT_IDS, input_ids)
+        self.draft_rows(DRAFT + POSITIONS, positions)
+
+    def draft_rows(self, site: str, tensor: torch.Tensor) -> None:
+        """Record the real rows of a tensor of the draft step [padded rows, ...]."""
+        self._sink.rows(self._index[site], tensor, self._draft_rows)
+
+    def draft_logit_rows(self, site: str, tensor: torch.Tensor) -> None:
+        """Record a tensor that has one row for each request of the draft step."""
+        if tensor.shape[0] != self._draft_logit_rows:
+            raise RuntimeError(f"{site} has {tensor.shape[0]} rows instead of {self._draft_logit_rows}")
+        self._sink.rows(self._index[site], tensor, self._draft_logit_rows)
+
+    def proposed(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
+        """The draft tokens of this step: `tokens[i]` of `requests[i]`."""
+        self._proposed = dict(zip(requests, tokens, strict=True))
+        self._draft_rows = 0
+
+    # -- its end ---------------------------------------------------------------------------------------
 
     def sampled(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """The step's tokens are known: `tokens[i]` of `requests[i]`, none where they are discarded."""
@@ -121,6 +166,7 @@ class Recorder:
         self._sink.message(
             type="end",
             sampled={name: list(map(int, ids)) for name, ids in zip(requests, tokens, strict=True)},
+            **({"proposed": self._proposed} if self._proposed else {}),
         )
         self._sink.count(steps=1, rows=self._rows)
         self._open = False

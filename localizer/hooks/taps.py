@@ -9,15 +9,31 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
+from localizer.hooks import drafts
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.replace import replace
-from localizer.wire.spec import HIDDEN, LOGITS, SITE_KINDS, parse_indices
+from localizer.wire.spec import (
+    ALL_ROWS,
+    AUXILIARY,
+    DRAFT,
+    DRAFT_LOGIT_ROWS,
+    DRAFT_ROWS,
+    HIDDEN,
+    INPUT_IDS,
+    LOGIT_ROWS,
+    LOGITS,
+    POSITIONS,
+    SITE_KINDS,
+    TOKEN,
+    TOKEN_ROWS,
+    parse_indices,
+)
 
 FORWARD_PARAMETERS = ["layer", "query", "key", "value", "kv_cache", "attn_metadata", "output"]
 """First parameters of every known `AttentionImpl.forward`."""
@@ -36,32 +52,75 @@ def attention_layers(vllm_config: Any, model: torch.nn.Module) -> Iterator[tuple
 
 
 def install(recorder: Recorder, runner: Any, vllm_config: Any, selection: str) -> ExitStack:
-    """Tap the selected attention layers, the model's inputs, its final hidden states and its logits.
+    """Tap inputs, attention layers, final hidden states and logits, of the target and of its draft.
 
+    The selection is of the target's attention layers; a draft's are all tapped.
     Closing what is returned takes all taps away.
     """
     undo = ExitStack()
-    model = runner.model
-    layers = list(attention_layers(vllm_config, model))
+    layers = list(attention_layers(vllm_config, runner.model))
     chosen = [layers[index] for index in parse_indices(selection, len(layers))]
-    sites: list[str] = []
-    absent: dict[str, str] = {}
-    for name, layer in chosen:
-        shared = getattr(layer, "kv_sharing_target_layer_name", None)
-        for kind in SITE_KINDS:
-            if shared and kind in ("key", "value"):
-                absent[f"{name}/{kind}"] = f"the layer shares the KV cache of {shared}"
-            else:
-                sites.append(f"{name}/{kind}")
+    auxiliary = [f"{AUXILIARY}/{index}" for index in range(auxiliary_count(runner))]
+    boundaries, absent = _boundaries(chosen, "")
+    sites = [(INPUT_IDS, ALL_ROWS), (POSITIONS, ALL_ROWS)]
+    sites += [(name, ALL_ROWS) for name in [*boundaries, *auxiliary]]
+    sites += [(HIDDEN, LOGIT_ROWS), (LOGITS, LOGIT_ROWS), (TOKEN, TOKEN_ROWS)]
+    draft = drafts.draft_model(runner)
+    draft_layers = [] if draft is None else list(attention_layers(vllm_config, draft))
+    if draft_layers:
+        names, missing = _boundaries(draft_layers, DRAFT)
+        absent |= missing
+        sites += [(name, DRAFT_ROWS) for name in [DRAFT + INPUT_IDS, DRAFT + POSITIONS, *names]]
+        sites += [(DRAFT + HIDDEN, DRAFT_LOGIT_ROWS), (DRAFT + LOGITS, DRAFT_LOGIT_ROWS)]
+    elif draft is not None:
+        absent[DRAFT] = f"the draft {type(draft).__name__} has no attention layer that is tapped"
     recorder.register(sites, absent)
+    known = frozenset(name for name, _ in sites)
     for name, layer in chosen:
-        _tap_attention(recorder, undo, name, layer, frozenset(sites))
-    _tap_inputs(recorder, undo, runner, model)
-    _tap_logits(recorder, undo, model)
+        _tap_attention(undo, name, layer, known, recorder, recorder.rows, lambda: recorder.recording)
+    for name, layer in draft_layers:
+        _tap_attention(
+            undo, DRAFT + name, layer, known, recorder, recorder.draft_rows, lambda: recorder.drafting
+        )
+    _tap_forward(recorder, undo, runner, auxiliary)
+    _tap_logits(recorder, undo, runner.model)
+    if draft_layers:
+        drafts.follow(recorder, undo, runner, draft_layers[0][0])
     return undo
 
 
-def _tap_attention(recorder: Recorder, undo: ExitStack, name: str, layer: Any, sites: frozenset[str]) -> None:
+def auxiliary_count(runner: Any) -> int:
+    """How many auxiliary hidden states the target's forward returns for an EAGLE3 draft."""
+    if not getattr(runner, "use_aux_hidden_state_outputs", False):
+        return 0
+    holder = getattr(runner.model, "model", runner.model)
+    return len(getattr(holder, "aux_hidden_state_layers", ()))
+
+
+def _boundaries(layers: Sequence[tuple[str, Any]], prefix: str) -> tuple[list[str], dict[str, str]]:
+    """Sites of attention layers, and those that a layer does not have, with the reason."""
+    sites: list[str] = []
+    absent: dict[str, str] = {}
+    for name, layer in layers:
+        shared = getattr(layer, "kv_sharing_target_layer_name", None)
+        for kind in SITE_KINDS:
+            if shared and kind in ("key", "value"):
+                absent[f"{prefix}{name}/{kind}"] = f"the layer shares the KV cache of {shared}"
+            else:
+                sites.append(f"{prefix}{name}/{kind}")
+    return sites, absent
+
+
+def _tap_attention(
+    undo: ExitStack,
+    name: str,
+    layer: Any,
+    sites: frozenset[str],
+    recorder: Recorder,
+    rows: Callable[[str, torch.Tensor], None],
+    wanted: Callable[[], bool],
+) -> None:
+    """Record a layer's query, key, value and output through `rows` while `wanted()` holds."""
     impl = layer.impl
     forward = impl.forward
     parameters = list(inspect.signature(forward).parameters)
@@ -76,14 +135,14 @@ def _tap_attention(recorder: Recorder, undo: ExitStack, name: str, layer: Any, s
 
     @recorder.guarded
     def before(query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None) -> None:
-        recorder.rows(query_site, query)
+        rows(query_site, query)
         if key_site in sites and key is not None and value is not None:
-            recorder.rows(key_site, key)
-            recorder.rows(value_site, value)
+            rows(key_site, key)
+            rows(value_site, value)
 
     @recorder.guarded
     def after(output: torch.Tensor) -> None:
-        recorder.rows(output_site, output)
+        rows(output_site, output)
 
     @functools.wraps(forward)
     def tapped(
@@ -97,7 +156,7 @@ def _tap_attention(recorder: Recorder, undo: ExitStack, name: str, layer: Any, s
         *args: Any,
         **kw: Any,
     ) -> Any:
-        if not recorder.recording:
+        if not wanted():
             return forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kw)
         before(query, key, value)
         result = forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kw)
@@ -107,7 +166,10 @@ def _tap_attention(recorder: Recorder, undo: ExitStack, name: str, layer: Any, s
     replace(undo, impl, "forward", tapped)
 
 
-def _tap_inputs(recorder: Recorder, undo: ExitStack, runner: Any, model: torch.nn.Module) -> None:
+def _tap_forward(recorder: Recorder, undo: ExitStack, runner: Any, auxiliary: Sequence[str]) -> None:
+    """Begin a step's rows with the inputs of the target's forward; record its auxiliary hidden states."""
+    model = runner.model
+
     @recorder.guarded
     def begins(input_ids: torch.Tensor | None, positions: torch.Tensor | None) -> None:
         if input_ids is None or positions is None:
@@ -117,12 +179,22 @@ def _tap_inputs(recorder: Recorder, undo: ExitStack, runner: Any, model: torch.n
         recorder.forward_begins(runner.input_batch.req_ids, input_ids, positions)
 
     def pre_hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        names = dict(zip(("input_ids", "positions"), args, strict=False))
-        begins(
-            kwargs.get("input_ids", names.get("input_ids")), kwargs.get("positions", names.get("positions"))
-        )
+        named = dict(zip(("input_ids", "positions"), args, strict=False)) | kwargs
+        begins(named.get("input_ids"), named.get("positions"))
 
     undo.callback(model.register_forward_pre_hook(pre_hook, with_kwargs=True).remove)
+
+    @recorder.guarded
+    def returned(output: Any) -> None:
+        if recorder.recording and recorder.in_forward:
+            for site, states in zip(auxiliary, output[1], strict=True):
+                recorder.rows(site, states)
+
+    def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        returned(output)
+
+    if auxiliary:
+        undo.callback(model.register_forward_hook(hook).remove)
 
 
 def _tap_logits(recorder: Recorder, undo: ExitStack, model: Any) -> None:

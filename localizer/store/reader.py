@@ -14,9 +14,11 @@ import numpy as np
 
 from localizer.errors import DamagedCapture, NotACapture
 from localizer.store import schema, tensors
+from localizer.store.expected import applicable
 from localizer.store.schema import DIGEST, DIGEST_BYTES, Manifest, Open, Shard, Site
 from localizer.store.steps import COLUMNS
 from localizer.store.writer import ROW_INDEX
+from localizer.wire.spec import TOKEN_ROWS
 
 SHARD_NAME = re.compile(
     r"rank-(0|[1-9]\d{0,4})/(rows|digests|payload)-(\d{5}|[1-9]\d{5,8})\.safetensors", re.ASCII
@@ -118,7 +120,7 @@ class Capture:
             return {output.request: output.tokens for output in self.manifest.outputs}
         tokens: dict[str, list[int]] = {}
         columns = self.table.columns
-        decided = columns["sampled"] >= 0
+        decided = applicable(columns, TOKEN_ROWS)
         for request, token in zip(columns["request"][decided], columns["sampled"][decided], strict=True):
             tokens.setdefault(self.requests[request], []).append(int(token))
         return tokens

@@ -59,7 +59,7 @@ class Site(Record, frozen=True, kw_only=True):
     """
 
     name: str
-    rows: Literal["all", "logits", "tokens"]
+    rows: Literal["all", "logits", "tokens", "draft", "draft-logits"]
     dtype: str = ""
     shape: tuple[Count, ...] | None = None
 
@@ -104,9 +104,13 @@ class Model(Record, frozen=True, kw_only=True):
 
 
 class Workload(Record, frozen=True, kw_only=True):
-    """What the source is asked to do. `prompts[i]` is prompt i; request `rRR.II` is prompt II of round RR."""
+    """What the source is asked to do.
+
+    `prompts[i]` is prompt i; request `rRR.II` is prompt II of round RR. `draft` is what proposes tokens.
+    """
 
     model: Model
+    draft: Model | None = None
     matrix: list[Positive]
     repeats: Positive
     prompt_tokens: int

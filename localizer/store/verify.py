@@ -8,9 +8,8 @@ from pathlib import Path
 import xxhash
 
 from localizer.errors import DamagedCapture
+from localizer.store.expected import applicable
 from localizer.store.reader import Capture
-from localizer.store.schema import DECIDES_TOKEN, FEEDS_LOGITS
-from localizer.wire.spec import ALL_ROWS, LOGIT_ROWS, TOKEN_ROWS
 
 SOUND, DAMAGED, INCOMPLETE = "sound", "damaged", "incomplete"
 
@@ -73,17 +72,12 @@ def check_coverage(capture: Capture) -> None:
     """
     if capture.manifest is None or not capture.complete:
         return
-    logits = capture.table.columns["logits"]
-    applicable = {
-        ALL_ROWS: len(logits),
-        LOGIT_ROWS: int((logits >= FEEDS_LOGITS).sum()),
-        TOKEN_ROWS: int((logits == DECIDES_TOKEN).sum()),
-    }
     for number, site in enumerate(capture.sites):
+        wanted = int(applicable(capture.table.columns, site.rows).sum())
         coverage = capture.manifest.coverage[site.name]
         held = int(capture.table.present[:, number].sum())
-        if not applicable[site.rows] == coverage.expected == coverage.recorded == held:
+        if not wanted == coverage.expected == coverage.recorded == held:
             raise DamagedCapture(
                 f"{capture.folder} is damaged: it is said to be complete, but holds {held} of "
-                f"{applicable[site.rows]} rows of {site.name}; fetch or make the capture again."
+                f"{wanted} rows of {site.name}; fetch or make the capture again."
             )

@@ -198,7 +198,9 @@ class RankWriter:
     ) -> None:
         """Hash `count` rows, those of the step named by `rows`, and keep them if they are wanted."""
         width = len(data) // count
-        if not self._recorded[site]:
+        if (
+            not self._recorded[site] and self._sites[site].rows != TOKEN_ROWS
+        ):  # they come late, at the step's end
             self._seen_order.append(site)
         hashed = xxhash.xxh3_128_digest
         digests = b"".join(hashed(data[row * width : (row + 1) * width]) for row in range(count))

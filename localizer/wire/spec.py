@@ -25,6 +25,9 @@ SITE_KINDS = ("query", "key", "value", "output")
 INPUT_IDS, POSITIONS = "model/input_ids", "model/positions"
 HIDDEN, LOGITS, TOKEN = "model/hidden_states", "lm_head/logits", "sampler/token"
 
+AUXILIARY = "model/auxiliary_hidden_states"
+"""Sites `AUXILIARY/0`, ... are the hidden states that the target's forward returns for an EAGLE3 draft."""
+
 DRAFT = "draft:"
 """What the names of a draft's sites begin with."""
 

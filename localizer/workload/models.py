@@ -10,9 +10,10 @@ from pathlib import Path
 from localizer.cache import cache_folder
 from localizer.errors import LocalizerError
 from localizer.store.tensors import file_digest
-from localizer.workload.tiny import build_tiny
+from localizer.workload import tiny
 
-TINY = "tiny"
+TINY, TINY_DRAFT = "tiny", "tiny-eagle3"
+BUILT_IN = {TINY: tiny.build_tiny, TINY_DRAFT: tiny.build_tiny_draft}
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HASHED = frozenset({".json", ".safetensors", ".bin", ".gguf", ".model"})
 
@@ -32,9 +33,9 @@ def resolve(name: str) -> ResolvedModel:
     Raises:
         LocalizerError: it is neither built in, nor a folder with a config.json, nor shaped like a hub name.
     """
-    if name == TINY:
-        folder = cache_folder() / "models" / TINY
-        build_tiny(folder)
+    if name in BUILT_IN:
+        folder = cache_folder() / "models" / f"{name}-{tiny.SEED}"
+        BUILT_IN[name](folder)
         return ResolvedModel(name, str(folder), digests(folder))
     folder = Path(os.path.expanduser(name))
     if (folder / "config.json").is_file():

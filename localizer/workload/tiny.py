@@ -1,4 +1,9 @@
-"""The built-in model: an 8-layer Llama of 8 MB, its weights drawn from a seed; no download, no torch."""
+"""The built-in model: a tiny Llama with random weights drawn from a seed, and an EAGLE3 draft for it.
+
+Eight layers and 8 MB; needs no download and no torch. Row i of the head resembles the embedding of token
+i - 1: greedy output neither repeats itself nor is trivial, and the draft, which knows that, is accepted
+in part.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,20 @@ import json
 import math
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 256, 512, 8, 4, 2, 64, 1024
-SEED = 20260101
+SEED = 20261130
+RESEMBLANCE = 0.8
+"""How much row i of the head resembles the embedding of token i - 1."""
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": HIDDEN,
@@ -38,9 +47,26 @@ CONFIG = {
     "torch_dtype": "bfloat16",
 }
 
+DRAFT_CONFIG = CONFIG | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": VOCABULARY,
+}
+
+Weights = dict[str, np.ndarray]
+
 
 def build_tiny(folder: Path) -> None:
-    """Write config.json and model.safetensors into `folder` unless they are there; always the same bytes."""
+    """Write the model into `folder` unless it is there; the same bytes every time."""
+    _build(folder, CONFIG, lambda: Draws().target())
+
+
+def build_tiny_draft(folder: Path) -> None:
+    """Write the EAGLE3 draft of the model into `folder` unless it is there; the same bytes every time."""
+    _build(folder, DRAFT_CONFIG, lambda: Draws().draft())
+
+
+def _build(folder: Path, config: Mapping[str, Any], weights: Callable[[], Weights]) -> None:
     if _is_built(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +74,7 @@ def build_tiny(folder: Path) -> None:
         made = Path(scratch) / folder.name
         made.mkdir()
         save_file(weights(), made / "model.safetensors", metadata={"format": "pt"})
-        (made / "config.json").write_text(json.dumps(CONFIG, indent=1))
+        (made / "config.json").write_text(json.dumps(config, indent=1))
         if not _is_built(folder):  # another process may have been faster, and its source may be reading
             shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)
@@ -58,31 +84,70 @@ def _is_built(folder: Path) -> bool:
     return (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
 
 
-def weights() -> dict[str, np.ndarray]:
-    """The model's parameters in bfloat16, named as in transformers' LlamaForCausalLM."""
-    generator = np.random.default_rng(SEED)
+class Draws:
+    """The parameters in bfloat16, drawn in a fixed order: the target's, then the draft's."""
 
-    def matrix(rows: int, columns: int) -> np.ndarray:
-        drawn = generator.standard_normal((rows, columns), dtype=np.float32) / math.sqrt(columns)
-        return drawn.astype(ml_dtypes.bfloat16)
-
-    ones = np.ones(HIDDEN, ml_dtypes.bfloat16)
-    table = {
-        "model.embed_tokens.weight": matrix(VOCABULARY, HIDDEN),
-        "model.norm.weight": ones,
-        "lm_head.weight": matrix(VOCABULARY, HIDDEN),
-    }
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}."
-        table |= {
-            f"{prefix}input_layernorm.weight": ones,
-            f"{prefix}post_attention_layernorm.weight": ones,
-            f"{prefix}self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, HIDDEN),
-            f"{prefix}self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            f"{prefix}self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            f"{prefix}self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
-            f"{prefix}mlp.gate_proj.weight": matrix(INTERMEDIATE, HIDDEN),
-            f"{prefix}mlp.up_proj.weight": matrix(INTERMEDIATE, HIDDEN),
-            f"{prefix}mlp.down_proj.weight": matrix(HIDDEN, INTERMEDIATE),
+    def __init__(self) -> None:
+        self._generator = np.random.default_rng(SEED)
+        embedding = self._normal(VOCABULARY, HIDDEN)
+        self._target = {"model.embed_tokens.weight": _bf16(embedding), "model.norm.weight": _ones(HIDDEN)}
+        for layer in range(LAYERS):
+            self._target |= self._layer(f"model.layers.{layer}.", HIDDEN, 1.0)
+        head = RESEMBLANCE * np.roll(embedding, 1, axis=0) + self._normal(VOCABULARY, HIDDEN)
+        self._target["lm_head.weight"] = _bf16(head / math.sqrt(HIDDEN))
+        self._draft = self._draft_layer() | {
+            "fc.weight": self._matrix(HIDDEN, 3 * HIDDEN, 0.3),
+            "norm.weight": _ones(HIDDEN),
+            "lm_head.weight": _bf16(np.roll(embedding, 1, axis=0) / math.sqrt(HIDDEN)),
         }
-    return table
+
+    def target(self) -> Weights:
+        """Named as in transformers' LlamaForCausalLM."""
+        return self._target
+
+    def draft(self) -> Weights:
+        """Named as vLLM's LlamaForCausalLMEagle3 loads them."""
+        return self._draft
+
+    def _draft_layer(self) -> Weights:
+        """A layer that attends to its own position and adds half of the token's embedding to what it got."""
+        half = self._generator.permutation(HIDDEN)[: KV_HEADS * HEAD_DIM]
+        part = np.eye(HIDDEN, dtype=np.float32)[half]
+        heads = part.reshape(KV_HEADS, HEAD_DIM, HIDDEN)
+        queries = np.repeat(heads, HEADS // KV_HEADS, axis=0).reshape(HEADS * HEAD_DIM, HIDDEN)
+        nothing = np.zeros_like(queries)
+        return self._layer("midlayer.", 2 * HIDDEN, 0.05) | {
+            "midlayer.hidden_norm.weight": _ones(HIDDEN),
+            "midlayer.self_attn.q_proj.weight": _bf16(np.hstack([queries, nothing])),
+            "midlayer.self_attn.k_proj.weight": _bf16(np.hstack([part, nothing[: len(part)]])),
+            "midlayer.self_attn.v_proj.weight": _bf16(np.hstack([part, nothing[: len(part)]])),
+            "midlayer.self_attn.o_proj.weight": _bf16(queries.T / (HEADS // KV_HEADS)),
+        }
+
+    def _normal(self, rows: int, columns: int) -> np.ndarray:
+        return self._generator.standard_normal((rows, columns), dtype=np.float32)
+
+    def _matrix(self, rows: int, columns: int, scale: float = 1.0) -> np.ndarray:
+        return _bf16(self._normal(rows, columns) * (scale / math.sqrt(columns)))
+
+    def _layer(self, prefix: str, inputs: int, output_scale: float) -> Weights:
+        """One decoder layer whose attention reads `inputs` features; `output_scale` is of what it adds."""
+        return {
+            f"{prefix}input_layernorm.weight": _ones(HIDDEN),
+            f"{prefix}post_attention_layernorm.weight": _ones(HIDDEN),
+            f"{prefix}self_attn.q_proj.weight": self._matrix(HEADS * HEAD_DIM, inputs, 2.0),
+            f"{prefix}self_attn.k_proj.weight": self._matrix(KV_HEADS * HEAD_DIM, inputs, 2.0),
+            f"{prefix}self_attn.v_proj.weight": self._matrix(KV_HEADS * HEAD_DIM, inputs),
+            f"{prefix}self_attn.o_proj.weight": self._matrix(HIDDEN, HEADS * HEAD_DIM, output_scale),
+            f"{prefix}mlp.gate_proj.weight": self._matrix(INTERMEDIATE, HIDDEN),
+            f"{prefix}mlp.up_proj.weight": self._matrix(INTERMEDIATE, HIDDEN),
+            f"{prefix}mlp.down_proj.weight": self._matrix(HIDDEN, INTERMEDIATE, output_scale),
+        }
+
+
+def _bf16(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).astype(ml_dtypes.bfloat16)  # safetensors takes memory as it lies
+
+
+def _ones(size: int) -> np.ndarray:
+    return np.ones(size, ml_dtypes.bfloat16)

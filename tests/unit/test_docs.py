@@ -15,7 +15,7 @@ from builders import BFLOAT16, Plan, attention, write
 
 from localizer.cli.main import COMMANDS, localize
 from localizer.store.reader import Capture
-from localizer.store.schema import KINDS, Manifest, Open, Record
+from localizer.store.schema import DRAFT_PADDING, KINDS, Manifest, Open, Record
 from localizer.store.writer import COLUMNS
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def test_every_field_of_the_documents_is_described(kind: type[Record]) -> None:
 def test_every_column_and_kind_is_described() -> None:
     for name, dtype in COLUMNS.items():
         assert f"| `{name}` | {dtype.name} " in FORMAT
-    for code, kind in enumerate(KINDS):
+    for code, kind in enumerate(KINDS[: DRAFT_PADDING + 1]):
         assert f"| {code} | `{kind}` |" in FORMAT
 
 

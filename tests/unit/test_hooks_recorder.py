@@ -46,7 +46,8 @@ def notes() -> Notes:
 @pytest.fixture
 def recorder(notes: Notes) -> Recorder:
     recorder = Recorder(notes)  # type: ignore[arg-type]
-    recorder.register([QUERY], {"x/key": "shared"})
+    rows = ["all", "all", "all", "logits", "logits", "tokens"]
+    recorder.register(list(zip(SITES, rows, strict=True)), {"x/key": "shared"})
     return recorder
 
 

@@ -13,7 +13,7 @@ from localizer.cache import cache_folder
 from localizer.errors import LocalizerError
 from localizer.store.tensors import TensorFile, file_digest
 from localizer.workload.models import digests, resolve
-from localizer.workload.tiny import CONFIG, HIDDEN, LAYERS, VOCABULARY, build_tiny
+from localizer.workload.tiny import CONFIG, HIDDEN, LAYERS, SEED, VOCABULARY, build_tiny
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_tiny_model_is_always_the_same(built: Path) -> None:
     assert digests(built) == {
         "config.json": "da0739e7370f6858ac4b55180bef983f",
-        "model.safetensors": "1c04ced72b9b05f7ab1feac3733b2231",
+        "model.safetensors": "8d46d82e1642443df1c7a78d62f562af",
     }
     assert [path.name for path in built.parent.iterdir()] == ["tiny"]  # no scratch is left
 
@@ -61,10 +61,15 @@ def test_half_a_model_is_built_again(tmp_path: Path, built: Path) -> None:
     assert digests(folder) == digests(built)
 
 
-def test_resolving_the_built_in_model(cache: Path, built: Path) -> None:
-    model = resolve("tiny")
-    assert (model.name, model.path) == ("tiny", str(cache / "models" / "tiny"))
+def test_resolving_the_built_in_models(cache: Path, built: Path) -> None:
+    model, draft = resolve("tiny"), resolve("tiny-eagle3")
+    assert (model.name, model.path) == ("tiny", str(cache / "models" / f"tiny-{SEED}"))
     assert model.files == digests(built)
+    assert draft.files == {
+        "config.json": "51541948064ac68a050d6abf23ce562a",
+        "model.safetensors": "2b09362d304845955c0e74583f645b09",
+    }
+    assert TensorFile(Path(draft.path) / "model.safetensors").shape("fc.weight") == (HIDDEN, 3 * HIDDEN)
 
 
 def test_resolving_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,99 @@
+"""Taps on the draft model of speculative decoding: its inputs, attention layers, hidden states and logits.
+
+Seen on vLLM 0.28.0 and 0.32.0 (CPU), with EAGLE3 and a draft model: `runner.drafter.propose(...)` runs
+`runner.drafter.model` once for each draft step, inside the step whose tokens were just sampled. The first
+draft step runs on the target's rows (rejected ones too), with input ids that run ahead by one for EAGLE, or
+with one more row a request for a draft model; each later one on one row a request. The attention metadata
+tells the rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from localizer.hooks.recorder import Recorder
+from localizer.hooks.replace import replace
+from localizer.wire.spec import DRAFT, HIDDEN, LOGITS
+
+
+def draft_model(runner: Any) -> torch.nn.Module | None:
+    """The module that proposes tokens, if a module does (n-gram proposals, for one, need none)."""
+    model = getattr(getattr(runner, "drafter", None), "model", None)
+    return model if isinstance(model, torch.nn.Module) else None
+
+
+def follow(recorder: Recorder, undo: ExitStack, runner: Any, layer: str) -> None:
+    """Record the draft's inputs, hidden states, logits and tokens, until `undo` is closed.
+
+    Args:
+        recorder: where rows go; the draft's sites are registered.
+        undo: takes the taps away again.
+        runner: the V1 model runner, whose drafter is a model.
+        layer: name of one of the draft's attention layers, whose metadata tells the rows of each request.
+    """
+    drafter = runner.drafter
+    model = drafter.model
+    extra = int(getattr(drafter, "net_num_new_slots_per_request", 0))
+
+    @recorder.guarded
+    def begins(input_ids: torch.Tensor | None, positions: torch.Tensor | None) -> None:
+        if not recorder.recording:
+            return
+        if input_ids is None or positions is None:
+            raise RuntimeError("the draft model ran without input ids, which is not supported")
+        counts = _row_counts(layer)
+        recorder.draft_begins(runner.input_batch.req_ids, counts, extra, input_ids, positions)
+
+    def pre_hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        begins(kwargs.get("input_ids"), kwargs.get("positions"))
+
+    undo.callback(model.register_forward_pre_hook(pre_hook, with_kwargs=True).remove)
+
+    compute = model.compute_logits
+    hidden_rows = recorder.guarded(functools.partial(recorder.draft_logit_rows, DRAFT + HIDDEN))
+    logit_rows = recorder.guarded(functools.partial(recorder.draft_logit_rows, DRAFT + LOGITS))
+
+    @functools.wraps(compute)
+    def compute_logits(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        wanted = recorder.drafting
+        if wanted:
+            hidden_rows(hidden_states)
+        logits = compute(hidden_states, *args, **kwargs)
+        if wanted and logits is not None:
+            logit_rows(logits)
+        return logits
+
+    replace(undo, model, "compute_logits", compute_logits)
+
+    propose = drafter.propose
+
+    @recorder.guarded
+    def proposed(tokens: Any) -> None:
+        if recorder.recording and isinstance(tokens, torch.Tensor):
+            recorder.proposed(runner.input_batch.req_ids, tokens.tolist())
+
+    @functools.wraps(propose)
+    def tapped(*args: Any, **kwargs: Any) -> Any:
+        tokens = propose(*args, **kwargs)
+        proposed(tokens)
+        return tokens
+
+    replace(undo, drafter, "propose", tapped)
+
+
+def _row_counts(layer: str) -> list[int]:
+    """Rows of each request in the draft step that is about to run, in batch order."""
+    from vllm.forward_context import get_forward_context
+
+    metadata = get_forward_context().attn_metadata
+    metadata = metadata.get(layer) if isinstance(metadata, dict) else metadata
+    starts = getattr(metadata, "query_start_loc", None)
+    if starts is None:
+        raise RuntimeError(f"the metadata of {layer} does not tell the rows of each request")
+    bounds = starts.tolist()
+    return [end - start for start, end in pairwise(bounds)]
