@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from localizer.store import schema, tensors
+from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
+from localizer.store.selfcheck import unaccounted
 
 
 @dataclass
@@ -20,6 +22,7 @@ class Heard:
     outputs: list[Output] = field(default_factory=list)
     rounds: int = 0
     versions: dict[str, str] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
     done: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     written: dict[str, Any] | None = None
@@ -44,6 +47,8 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         for site, expected in written.get("expected", {}).items()
     }
     reasons = incomplete_reasons(coverage, written, workers)
+    if written:
+        reasons += unaccounted(Capture(folder), heard.outputs)
     journal = (folder / schema.JOURNAL).read_bytes().splitlines()
     shards = [msgspec.json.decode(line, type=Shard) for line in journal]
     documents = [_describe(folder, name) for name in (schema.OPEN, schema.JOURNAL, schema.LOG)]
@@ -56,12 +61,13 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         sites=[msgspec.convert(site, Site) for site in written.get("sites", [])],
         coverage=coverage,
         not_applicable=written.get("not_applicable", {}),
+        untapped=written.get("untapped", {}),
         counts={
             **written.get("counts", {}),
             "dummy_forwards": sum(worker["dummies"] for worker in workers),
             "exit_status": status,
         },
-        engine={**(workers[0]["engine"] if workers else {}), "versions": heard.versions},
+        engine={**heard.engine, **(workers[0]["engine"] if workers else {}), "versions": heard.versions},
         durations={**done.get("durations", {}), "total": seconds},
         peak_memory_bytes={
             "program": done.get("peak_memory", 0),
@@ -79,6 +85,10 @@ def incomplete_reasons(
     """Why a finished run did not leave all it should have; empty if it did."""
     reasons = [error for worker in workers for error in worker["errors"]]
     reasons += written.get("complaints", [])
+    untapped = written.get("untapped", {})
+    if untapped:
+        name, kind = next(iter(untapped.items()))
+        reasons.append(f"{len(untapped)} layers have no tap yet, first {name} ({kind})")
     short = {site: rows for site, rows in coverage.items() if rows.recorded != rows.expected}
     if short:
         site, rows = next(iter(short.items()))

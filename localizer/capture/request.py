@@ -15,7 +15,7 @@ from typing import Any
 import localizer
 from localizer.errors import LocalizerError
 from localizer.sources import interpreter, overlay
-from localizer.store import schema
+from localizer.store import names, schema
 from localizer.store.schema import Open
 from localizer.wire.spec import parse_indices
 from localizer.workload import models, plan
@@ -25,12 +25,25 @@ BUFFER_BYTES = 256 << 20
 
 RECORDED = (
     *("VLLM_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NCCL_"),
-    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_PRELOAD"),
+    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "FLASHINFER_"),
+    *("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH"),
 )
 """Prefixes of the environment variables that are recorded."""
 
-SECRET = re.compile(r"(_KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
-"""Names of those whose values stay out of the capture: captures are attached to public comments."""
+SECRET = re.compile(
+    r"(^|_)(\w*APIKEY|KEY|TOKEN|SECRET|\w*PASS|PASSWORD|\w*PASSWD|CREDENTIALS?)(_|\d|$)", re.IGNORECASE
+)
+"""Names of variables and engine arguments whose values stay out of captures, which are shown in public."""
+
+NOT_RECORDED = "(not recorded)"
+
+SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "decode_context_parallel_size",
+)
+"""Engine arguments that make several workers, which is not supported yet."""
 
 MOST_LAYERS = 10_000
 """More attention layers than any model has; how many this one has is known when it is loaded."""
@@ -69,32 +82,35 @@ class Prepared:
     Attributes:
         opening: the document open.json, but for the capture's number.
         executable: the source's interpreter.
-        tree: the overlay's tree, to be put first on PYTHONPATH.
+        laid: the overlay's tree, to be put first on PYTHONPATH.
         environment: variables that the source runs with, but for what localizer adds to PYTHONPATH.
+        engine: engine arguments, secrets included.
     """
 
     opening: Open
     executable: str
-    tree: Path | None
+    laid: overlay.Laid | None
     environment: dict[str, str]
+    engine: dict[str, Any]
 
 
 def recorded_environment(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     """The variables that choose what vLLM does, and those `given` by the person, without secrets."""
     return {
-        key: "(not recorded)" if SECRET.search(key) else value
+        key: NOT_RECORDED if SECRET.search(key) else value
         for key, value in sorted(environment.items())
         if key.startswith(RECORDED) or key in given
     }
 
 
-def prepare(request: CaptureRequest) -> Prepared:
-    """Check the request and describe it, before anything is written.
+def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepared:
+    """Check the request and describe it, before anything is written; `say` hears what takes long.
 
     Raises:
         LocalizerError: the request is unusable; nothing was started.
     """
-    matrix = plan.parse_matrix(request.matrix)
+    names.check_name(request.name)
+    matrix = plan.parse_matrix(request.matrix, request.repeats)
     if min(request.repeats, request.prompt_tokens, request.max_tokens) < 1:
         raise LocalizerError("Repeats, prompt tokens and new tokens must be at least 1; check the numbers.")
     try:
@@ -106,14 +122,17 @@ def prepare(request: CaptureRequest) -> Prepared:
             "The observer is the worker extension; leave worker_extension_cls out of --engine."
         )
     environment = {**SET, **os.environ, **request.environment}
-    model = models.resolve(request.model)
-    draft = models.resolve(request.speculative_model) if request.speculative_model else None
+    several = [key for key in SIZES if request.engine.get(key, 1) != 1]
+    if several and request.taps:
+        raise LocalizerError(
+            f"Captures of several workers are not supported yet; leave {several[0]} out of --engine, "
+            "or capture tokens alone with --no-taps."
+        )
+    model = models.resolve(request.model, say)
+    draft = models.resolve(request.speculative_model, say) if request.speculative_model else None
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
-    tree, laid = None, None
-    if request.overlay is not None:
-        tree, replaced = overlay.lay(request.overlay, python.vllm_location)
-        laid = schema.Overlay(path=str(request.overlay.resolve()), files=replaced)
+    laid = None if request.overlay is None else overlay.lay(request.overlay, python.vllm_location)
     prompts = plan.draw_prompts(
         max(matrix), request.prompt_tokens, plan.vocabulary(Path(model.path)), request.seed
     )
@@ -131,7 +150,9 @@ def prepare(request: CaptureRequest) -> Prepared:
             vllm=python.vllm,
             vllm_location=str(python.vllm_location),
             torch=python.torch,
-            overlay=laid,
+            overlay=None
+            if request.overlay is None or laid is None
+            else schema.Overlay(path=str(request.overlay.resolve()), files=laid.files),
             packages=python.packages,
         ),
         workload=schema.Workload(
@@ -146,7 +167,7 @@ def prepare(request: CaptureRequest) -> Prepared:
             seed=request.seed,
             prompts=prompts,
             sampling=plan.greedy(request.max_tokens),
-            engine=engine,
+            engine={key: NOT_RECORDED if SECRET.search(key) else value for key, value in engine.items()},
         ),
         environment=recorded_environment(environment, request.environment),
         observer=schema.Observer(
@@ -156,7 +177,7 @@ def prepare(request: CaptureRequest) -> Prepared:
             changes=observer_changes(request),
         ),
     )
-    return Prepared(opening, python.executable, tree, environment)
+    return Prepared(opening, python.executable, laid, environment, engine)
 
 
 def speculation(request: CaptureRequest, draft: models.ResolvedModel | None) -> dict[str, Any]:
@@ -189,6 +210,7 @@ def observer_changes(request: CaptureRequest) -> list[str]:
     changes = [f"environment: {key}={value}" for key, value in SET.items() if key not in os.environ]
     changes += [
         "environment: PYTHONPATH begins with localizer's bridge",
+        "engine: skip_tokenizer_init=True unless it is set",
         "admission: a round's requests are queued while the engine sleeps (level 0), then it wakes",
     ]
     if request.taps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -25,6 +26,9 @@ from localizer.store import names, schema, tensors
 from localizer.store.schema import Output
 from localizer.wire import ring as rings
 from localizer.wire.spec import EVENTS_VARIABLE, PROGRAM, SPEC_VARIABLE, RunSpec
+
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""Errors that concern the folder of the captures, whatever they were met at."""
 
 EXIT_SECONDS = 60.0
 """How long a source that has reported everything may take to end by itself."""
@@ -49,7 +53,7 @@ def capture(request: CaptureRequest, progress: Progress) -> Path:
         Interrupted: the person stopped it; likewise.
     """
     progress.phase("looking at the source")
-    prepared = prepare(request)
+    prepared = prepare(request, progress.phase)
     folder, number = names.new_folder(request.root, request.name)
     opening = msgspec.structs.replace(prepared.opening, number=number)
     try:
@@ -69,14 +73,30 @@ def capture(request: CaptureRequest, progress: Progress) -> Path:
             raise Interrupted(f"Stopped; what was recorded so far is in {folder}, incomplete.") from None
         except OSError as error:
             session.stop()
-            raise CaptureFailed(
-                f"{folder} cannot be written ({error.strerror}); "
-                "free some space or name another folder with --out."
-            ) from None
+            raise _failed(folder, error) from None
         except BaseException:
             session.stop()
             raise
+        finally:
+            if prepared.laid is not None:
+                prepared.laid.lock.close()
     return folder
+
+
+def _failed(folder: Path, error: OSError) -> CaptureFailed:
+    """What an operating-system error during a run means."""
+    if error.errno in UNWRITABLE or str(error.filename or "").startswith(str(folder)):
+        return _cannot_write(folder, error.strerror)
+    return CaptureFailed(
+        f"The capture in {folder} was stopped by the operating system ({error.strerror}); "
+        "see what it lacks (processes, memory, file sizes) and make the capture again."
+    )
+
+
+def _cannot_write(folder: Path, reason: str | None) -> CaptureFailed:
+    return CaptureFailed(
+        f"{folder} cannot be written ({reason}); free some space or name another folder with --out."
+    )
 
 
 @contextlib.contextmanager
@@ -140,7 +160,7 @@ class _Session:
         work = self._opening.workload
         spec = RunSpec(
             model=work.model.path,
-            engine=work.engine,
+            engine=self._prepared.engine,
             sampling=work.sampling,
             prompts=work.prompts,
             rounds=schema.rounds(work.matrix, work.repeats),
@@ -152,11 +172,10 @@ class _Session:
         )
         spec.write(scratch / "run.json")
         reading, writing = os.pipe()
-        first = [str(path) for path in (self._prepared.tree, bridge) if path is not None]
-        environment = self._prepared.environment | {
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [*first, self._prepared.environment.get("PYTHONPATH", "")])
-            ),
+        laid, environment = self._prepared.laid, self._prepared.environment
+        path = [laid and laid.tree, bridge, environment.get("PYTHONPATH")]
+        environment = environment | {
+            "PYTHONPATH": os.pathsep.join(str(folder) for folder in path if folder),
             SPEC_VARIABLE: str(scratch / "run.json"),
             EVENTS_VARIABLE: str(writing),
         }
@@ -179,6 +198,7 @@ class _Session:
         """Follow the source until it has reported everything."""
         assert self._source is not None
         self._progress.phase("starting vLLM")
+        silent = 0  # how often nothing was heard of a source that has ended, whose children hold its pipe
         while self._heard.done is None:
             try:
                 name, content = self._queue.get(timeout=0.2)
@@ -187,12 +207,12 @@ class _Session:
             if name == "source" and content is not None:
                 self._hear(content)
             elif name == "writer":
-                self._heard.written = content
-                raise self._writer_failed()
-            elif name == "source" or (not name and self._source.poll() is not None):
-                self._drain_events()
-                if self._heard.done is None:
-                    raise self._source_failed()
+                self._heard.written = content or self._heard.written
+                if self._heard.written is None or self._heard.written["event"] != "written":
+                    raise self._writer_failed()
+            silent = silent + 1 if not name and self._source.poll() is not None else 0
+            if (name == "source" and content is None) or silent > 5:
+                raise self._source_failed()
             self._show()
 
     def _hear(self, content: dict[str, Any]) -> None:
@@ -200,7 +220,7 @@ class _Session:
             case "loading":
                 self._progress.phase("loading the model")
             case "ready":
-                self._heard.versions = content["versions"]
+                self._heard.versions, self._heard.engine = content["versions"], content["engine"]
                 self._progress.phase("generating")
             case "round":
                 self._heard.rounds += 1
@@ -209,15 +229,6 @@ class _Session:
                 self._heard.done = content
             case "error":
                 self._heard.error = content
-
-    def _drain_events(self) -> None:
-        """Hear what the source said before it ended."""
-        deadline = time.monotonic() + 2
-        while self._heard.done is None and time.monotonic() < deadline:
-            with contextlib.suppress(queue.Empty):
-                name, content = self._queue.get(timeout=0.2)
-                if name == "source" and content is not None:
-                    self._hear(content)
 
     def _show(self) -> None:
         assert self._ring is not None
@@ -238,10 +249,7 @@ class _Session:
     def _writer_failed(self) -> CaptureFailed:
         written = self._heard.written or {"what": "", "reason": "it was killed"}
         if written.get("what") == "disk":
-            return CaptureFailed(
-                f"{self._folder} cannot be written ({written['reason']}); "
-                "free some space or name another folder with --out."
-            )
+            return _cannot_write(self._folder, written["reason"])
         return CaptureFailed(
             f"The writer of {self._folder} ended early ({written.get('reason', 'unknown')}); "
             "the capture is incomplete: make it again."

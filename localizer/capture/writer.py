@@ -70,6 +70,7 @@ class Stream:
         prompts = [capture.prompts[name] for name in capture.requests]
         self._choice = capture.open.observer.payload
         self.not_applicable: dict[str, str] = {}
+        self.untapped: dict[str, str] = {}
         self.rank = RankWriter(folder, rank, capture.requests, prompts)
 
     def message(self, content: dict[str, Any]) -> None:
@@ -78,6 +79,7 @@ class Stream:
             case "sites":
                 sites = [Site(name=name, rows=rows) for name, rows in content["sites"]]
                 self.not_applicable = content["not_applicable"]
+                self.untapped = content.get("untapped", {})
                 self.rank.register(sites, payload_sites(sites, self._choice))
             case "layout":
                 self.rank.layout(content["site"], content["dtype"], content["shape"])
@@ -122,7 +124,8 @@ def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
         return {"event": "failed", **_why(error)}
     summary["sites"] = msgspec.to_builtins(summary["sites"])
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"event": "written", "not_applicable": stream.not_applicable, "peak_memory": memory, **summary}
+    absent = {"not_applicable": stream.not_applicable, "untapped": stream.untapped}
+    return {"event": "written", "peak_memory": memory, **absent, **summary}
 
 
 def _why(error: Exception) -> dict[str, str]:

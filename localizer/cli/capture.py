@@ -16,9 +16,18 @@ from localizer.store.reader import Capture
 from localizer.workload.plan import MATRIX, parse_pairs
 
 
+class Count(click.IntRange):
+    """A whole number that fits every use."""
+
+    def __init__(self, least: int = 1) -> None:
+        super().__init__(least, 2**31 - 1)
+
+
 @click.command("capture")
 @click.argument("name")
-@click.option("--model", required=True, help="Model folder, hub name, or the built-in 'tiny'.")
+@click.option(
+    "--model", required=True, help="Model folder, hub name, or one of `localize models`, e.g. tiny."
+)
 @click.option(
     "--python", default=sys.executable, help="Interpreter of the source.  [default: localizer's own]"
 )
@@ -28,16 +37,10 @@ from localizer.workload.plan import MATRIX, parse_pairs
     help="Folder with a vllm/ tree whose files stand in for those of the installed vLLM.",
 )
 @click.option("--matrix", default=MATRIX, show_default=True, help="Batch sizes of the rounds of one pass.")
-@click.option(
-    "--repeats", default=2, show_default=True, type=click.IntRange(1, 1000), help="Passes over the matrix."
-)
-@click.option(
-    "--prompt-tokens", default=16, show_default=True, type=click.IntRange(1), help="Length of each prompt."
-)
-@click.option(
-    "--max-tokens", default=64, show_default=True, type=click.IntRange(1), help="New tokens a request."
-)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the prompts.")
+@click.option("--repeats", default=2, show_default=True, type=Count(), help="Passes over the matrix.")
+@click.option("--prompt-tokens", default=16, show_default=True, type=Count(), help="Length of each prompt.")
+@click.option("--max-tokens", default=64, show_default=True, type=Count(), help="New tokens a request.")
+@click.option("--seed", default=0, show_default=True, type=Count(0), help="Seed of the prompts.")
 @click.option(
     "--layers", default="all", show_default=True, help="Attention layers to tap: first, all, or 0,5-9."
 )
@@ -87,7 +90,7 @@ def command(
     """Run a workload on a vLLM and record what it computes.
 
     The capture goes under the next number of NAME: captures/NAME/0001, 0002, ... Nothing is overwritten.
-    Exit codes: 0 complete, 2 failed, 3 incomplete.
+    Exit codes: 0 complete, 2 failed, 3 incomplete, 130 stopped by Ctrl-C.
     """
     progress = ConsoleProgress(name)
     try:

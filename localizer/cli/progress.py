@@ -6,6 +6,7 @@ import time
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 
 class ConsoleProgress:
@@ -40,7 +41,7 @@ class ConsoleProgress:
             self._status = None
 
     def _show(self, text: str) -> None:
-        line = f"{self._label}: {text}"
+        line = Text(f"{self._label}: {text}")
         if self._status is None:
             self._status = self._console.status(line)
             self._status.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -24,6 +25,8 @@ def command(capture: str, style: str, root: Path) -> None:
     taken = load(root, capture)
     if style == "json":
         documents = {"open": taken.open, "manifest": taken.manifest, "complete": taken.complete}
-        click.echo(msgspec.json.format(msgspec.json.encode(documents), indent=2).decode())
+        click.echo(
+            json.dumps(msgspec.to_builtins(documents), indent=2)
+        )  # ASCII: nothing in it can become live
     else:
         click.echo(details(taken))

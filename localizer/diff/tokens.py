@@ -59,6 +59,10 @@ def compare_tokens(candidate: Capture, parent: Capture, *, equal_workloads: bool
     """Compare the tokens of requests that were asked the same."""
     paired = pair_requests(candidate, parent, equal_workloads=equal_workloads)
     ours, theirs = candidate.outputs, parent.outputs
+    asked = candidate.open.workload.max_tokens, parent.open.workload.max_tokens
+    if asked[0] != asked[1]:  # what only one side was asked for is missing on no side
+        ours = {name: tokens[: min(asked)] for name, tokens in ours.items()}
+        theirs = {name: tokens[: min(asked)] for name, tokens in theirs.items()}
     done = _finished(candidate), _finished(parent)
     compared = tuple(
         _compare(one, other, ours[one], theirs[other], one in done[0] and other in done[1])

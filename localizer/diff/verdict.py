@@ -29,9 +29,11 @@ NOT_REPRODUCIBLE = "not-reproducible"
 
 
 def different_models(candidate: Capture, parent: Capture) -> bool:
-    """Whether the files of the models are known on both sides and are not the same."""
-    ours, theirs = candidate.open.workload.model.files, parent.open.workload.model.files
-    return bool(ours) and bool(theirs) and ours != theirs
+    """Whether the models are not the same: by their files where both are known, else by name."""
+    ours, theirs = candidate.open.workload.model, parent.open.workload.model
+    if ours.files and theirs.files:
+        return ours.files != theirs.files
+    return ours.name != theirs.name
 
 
 def not_comparable(candidate: Capture, parent: Capture, tokens: Tokens, paired_rows: int) -> list[Reason]:
@@ -94,7 +96,7 @@ def decide(
         incomplete: from `incompleteness`.
         unsteady: from `unsteady`.
         tokens: token parity.
-        differ: row x site pairs that differ.
+        differ: row x site pairs and proposed tokens that differ.
     """
     if not_comparable:
         others = [reason for reason in incomplete if reason.code != NOTHING_COMPARED]

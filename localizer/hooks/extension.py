@@ -68,8 +68,13 @@ class LocalizerExtension:
         """The run is over: close the ring and return facts, counts and errors of this worker."""
         recorder = getattr(self, _ATTRIBUTE)
         recorder.guarded(recorder.finish)()
+        try:
+            engine = facts.engine_facts(self)
+        except Exception as error:  # another version's layout must not cost the run
+            engine = {}
+            recorder.errors.append(f"facts of the engine are missing: {type(error).__name__}: {error}")
         return {
-            "engine": facts.engine_facts(self),
+            "engine": engine,
             "dummies": recorder.dummies,
             "errors": recorder.errors,
             "peak_memory": facts.peak_memory(),

@@ -11,21 +11,13 @@ import torch
 from localizer.hooks.taps import attention_layers
 
 
-def engine_facts(worker: Any) -> dict[str, Any]:
-    """Resolved configuration, backends and KV cache of one worker; absent attributes are null."""
-    config = worker.vllm_config
+def config_facts(config: Any) -> dict[str, Any]:
+    """What vLLM's resolved configuration says, with or without taps; absent attributes are null."""
     compilation, cache, scheduler = config.compilation_config, config.cache_config, config.scheduler_config
-    runner = worker.model_runner
-    backends = {
-        name: f"{type(layer.impl).__module__}.{type(layer.impl).__qualname__}"
-        for name, layer in attention_layers(config, runner.model)
-    }
     return {
-        "model_class": type(runner.model).__name__,
-        "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        "max_model_len": config.model_config.max_model_len,
-        "enforce_eager": config.model_config.enforce_eager,
+        "max_model_len": getattr(config.model_config, "max_model_len", None),
+        "enforce_eager": getattr(config.model_config, "enforce_eager", None),
         "compilation_mode": _name(getattr(compilation, "mode", None)),
         "cudagraph_mode": _name(getattr(compilation, "cudagraph_mode", None)),
         "num_kv_blocks": getattr(cache, "num_gpu_blocks", None),
@@ -36,6 +28,19 @@ def engine_facts(worker: Any) -> dict[str, Any]:
         "max_num_batched_tokens": getattr(scheduler, "max_num_batched_tokens", None),
         "chunked_prefill": getattr(scheduler, "enable_chunked_prefill", None),
         "async_scheduling": getattr(scheduler, "async_scheduling", None),
+    }
+
+
+def engine_facts(worker: Any) -> dict[str, Any]:
+    """What one worker really loaded and allocated, beside its resolved configuration."""
+    config, runner = worker.vllm_config, worker.model_runner
+    backends = {
+        name: f"{type(layer.impl).__module__}.{type(layer.impl).__qualname__}"
+        for name, layer in attention_layers(config, runner.model)
+    }
+    return config_facts(config) | {
+        "model_class": type(runner.model).__name__,
+        "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
         "attention_backends": backends,
         "device": str(getattr(runner, "device", None)),
         "processor": platform.machine(),

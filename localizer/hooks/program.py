@@ -42,7 +42,7 @@ def run(spec: RunSpec, report: Reporter) -> None:
     loaded = time.monotonic()
     from localizer.hooks import facts
 
-    report("ready", versions=facts.versions())
+    report("ready", versions=facts.versions(), engine=facts.config_facts(llm.llm_engine.vllm_config))
     sampling = SamplingParams(**spec.sampling)
     for number, names in enumerate(spec.rounds):
         outputs = run_round(llm, spec, names, sampling)

@@ -33,10 +33,12 @@ class Recorder:
         self.dummies = 0
         self.errors: list[str] = []
 
-    def register(self, sites: Sequence[tuple[str, str]], not_applicable: dict[str, str]) -> None:
-        """Announce the sites in model order, each with the rows it is expected on."""
+    def register(
+        self, sites: Sequence[tuple[str, str]], not_applicable: dict[str, str], untapped: dict[str, str]
+    ) -> None:
+        """Announce the sites in model order, each with the rows it is expected on, and what is not tapped."""
         self._index = {name: number for number, (name, _) in enumerate(sites)}
-        self._sink.message(type="sites", sites=list(sites), not_applicable=not_applicable)
+        self._sink.message(type="sites", sites=list(sites), not_applicable=not_applicable, untapped=untapped)
 
     @property
     def recording(self) -> bool:

@@ -51,6 +51,19 @@ def attention_layers(vllm_config: Any, model: torch.nn.Module) -> Iterator[tuple
             yield name, layer
 
 
+def untapped_layers(vllm_config: Any, model: torch.nn.Module) -> dict[str, str]:
+    """Layers of `model` that keep a KV cache or another state and that no tap knows: name -> class."""
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    members = {id(module) for module in model.modules()}
+    known = dict(attention_layers(vllm_config, model))
+    return {
+        name: type(layer).__name__
+        for name, layer in vllm_config.compilation_config.static_forward_context.items()
+        if id(layer) in members and name not in known and isinstance(layer, AttentionLayerBase)
+    }
+
+
 def install(recorder: Recorder, runner: Any, vllm_config: Any, selection: str) -> ExitStack:
     """Tap inputs, attention layers, final hidden states and logits, of the target and of its draft.
 
@@ -72,9 +85,10 @@ def install(recorder: Recorder, runner: Any, vllm_config: Any, selection: str) -
         absent |= missing
         sites += [(name, DRAFT_ROWS) for name in [DRAFT + INPUT_IDS, DRAFT + POSITIONS, *names]]
         sites += [(DRAFT + HIDDEN, DRAFT_LOGIT_ROWS), (DRAFT + LOGITS, DRAFT_LOGIT_ROWS)]
-    elif draft is not None:
-        absent[DRAFT] = f"the draft {type(draft).__name__} has no attention layer that is tapped"
-    recorder.register(sites, absent)
+    untapped = untapped_layers(vllm_config, runner.model)
+    if draft is not None:
+        untapped |= {DRAFT + name: kind for name, kind in untapped_layers(vllm_config, draft).items()}
+    recorder.register(sites, absent, untapped)
     known = frozenset(name for name, _ in sites)
     for name, layer in chosen:
         _tap_attention(undo, name, layer, known, recorder, recorder.rows, lambda: recorder.recording)

@@ -84,10 +84,13 @@ def details(capture: Capture) -> str:
 def history(root: Path) -> str:
     """What `localize list` prints: one line a capture."""
     rows: list[tuple[str, ...]] = [("capture", "made", "vLLM", "model", "workload", "state")]
-    for name in names.names(root):
-        for folder in names.numbered(root / name):
-            if (folder / "open.json").is_file():
-                rows.append(_line(folder, f"{name}/{folder.name}"))
+    found = [
+        _line(folder, f"{name}/{folder.name}")
+        for name in names.names(root)
+        for folder in names.numbered(root / name)
+        if (folder / "open.json").is_file()
+    ]
+    rows += sorted(found, key=lambda row: row[1])
     if len(rows) == 1:
         return f"There are no captures in {root}; make one with localize capture NAME --model MODEL."
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

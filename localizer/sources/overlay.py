@@ -7,10 +7,14 @@ vLLM's compile cache is keyed by the paths of the traced files, and a new path w
 
 from __future__ import annotations
 
+import fcntl
 import filecmp
+import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import xxhash
 
@@ -25,18 +29,31 @@ NATIVE = frozenset({".so", ".pyd", ".dylib", ".pyc"})
 """Endings of built files, which stay those of the installed package."""
 
 
-def lay(overlay: Path, installed: Path) -> tuple[Path, dict[str, str]]:
+@dataclass(frozen=True)
+class Laid:
+    """An overlay that is laid out and stays as it is while `lock` is open.
+
+    Attributes:
+        tree: the folder to put first on PYTHONPATH.
+        files: the replaced files: path below `vllm/` -> xxh3-128 in hex.
+        lock: an open file that holds a shared lock on the tree.
+    """
+
+    tree: Path
+    files: dict[str, str]
+    lock: IO[bytes]
+
+
+def lay(overlay: Path, installed: Path) -> Laid:
     """Make or refresh the tree of an overlay.
 
     Args:
         overlay: the folder with a `vllm/` tree.
         installed: the folder of the installed `vllm` package.
 
-    Returns:
-        The folder to put first on PYTHONPATH, and the replaced files: path below `vllm/` -> xxh3-128 in hex.
-
     Raises:
-        LocalizerError: it has no `vllm/` folder, or nothing in it differs from the installed package.
+        LocalizerError: it has no `vllm/` folder, holds a linked folder, differs nowhere from the installed
+            package, or has changed while a capture runs from its tree.
     """
     changed = overlay / "vllm"
     if not changed.is_dir():
@@ -54,16 +71,45 @@ def lay(overlay: Path, installed: Path) -> tuple[Path, dict[str, str]]:
         )
     key = xxhash.xxh3_64_hexdigest(f"{overlay.resolve()}\0{installed.resolve()}".encode())
     tree = cache_folder() / "overlays" / key
-    _link(installed, files, Path(), tree / "vllm")
-    return tree, {str(name): file_digest(tree / "vllm" / name) for name in sorted(files)}
+    tree.mkdir(parents=True, exist_ok=True)
+    wanted = {str(name): file_digest(files[name]) for name in sorted(files)}
+    lock = (tree / "lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _link(installed, files, Path(), tree / "vllm")
+    except BlockingIOError:  # another capture runs from the tree, which is fine if it is as wanted
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if replaced(tree) != wanted:
+            lock.close()
+            raise LocalizerError(
+                f"The overlay {overlay} has changed while a capture runs from it; wait until that has ended."
+            ) from None
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return Laid(tree, wanted, lock)
+
+
+def replaced(tree: Path) -> dict[str, str]:
+    """The files of a tree that are not links: path below `vllm/` -> xxh3-128 in hex."""
+    found: dict[str, str] = {}
+    for folder, folders, names in os.walk(tree / "vllm"):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        plain = [Path(folder) / name for name in names if not (Path(folder) / name).is_symlink()]
+        found |= {str(path.relative_to(tree / "vllm")): file_digest(path) for path in plain}
+    return dict(sorted(found.items()))
 
 
 def stand_ins(changed: Path) -> Iterator[Path]:
-    """Files of an overlay's `vllm/` folder that may stand in for installed ones."""
+    """Files of an overlay's `vllm/` folder that may stand in for installed ones.
+
+    Raises:
+        LocalizerError: a folder in it is a link, whose files would be passed over.
+    """
     for path in sorted(changed.rglob("*")):
         hidden = any(
             part == "__pycache__" or part.startswith(".") for part in path.relative_to(changed).parts
         )
+        if path.is_symlink() and path.is_dir() and not hidden:
+            raise LocalizerError(f"{path} is a linked folder; an overlay needs the files themselves.")
         if path.is_file() and not hidden and path.name not in GENERATED and path.suffix not in NATIVE:
             yield path
 

@@ -19,10 +19,7 @@ def new_folder(root: Path, name: str) -> tuple[Path, int]:
     Raises:
         LocalizerError: the name is unusable or the folder cannot be made.
     """
-    if not NAME.fullmatch(name) or NUMBER.fullmatch(name):
-        raise LocalizerError(
-            f"{name!r} cannot name a capture; use letters, digits, '.', '_' and '-', and not digits alone."
-        )
+    check_name(name)
     try:
         (root / name).mkdir(parents=True, exist_ok=True)
         number = max((int(folder.name) for folder in numbered(root / name)), default=0) + 1
@@ -39,6 +36,18 @@ def new_folder(root: Path, name: str) -> tuple[Path, int]:
         ) from None
 
 
+def check_name(name: str) -> None:
+    """Check that `name` can name captures.
+
+    Raises:
+        LocalizerError: it cannot.
+    """
+    if not NAME.fullmatch(name) or NUMBER.fullmatch(name):
+        raise LocalizerError(
+            f"{name!r} cannot name a capture; use letters, digits, '.', '_' and '-', and not digits alone."
+        )
+
+
 def numbered(folder: Path) -> list[Path]:
     """The numbered captures in the folder of a name, oldest first."""
     if not folder.is_dir():
@@ -52,7 +61,9 @@ def names(root: Path) -> list[str]:
     if not root.is_dir():
         return []
     return sorted(
-        path.name for path in root.iterdir() if any((item / OPEN).is_file() for item in numbered(path))
+        path.name
+        for path in root.iterdir()
+        if NAME.fullmatch(path.name) and any((item / OPEN).is_file() for item in numbered(path))
     )
 
 

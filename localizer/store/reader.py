@@ -301,6 +301,8 @@ class Capture:
         bits = np.unpackbits(digests.array("present"), axis=1, count=len(sites), bitorder="little")
         present = bits.astype(np.bool_)
         unknown = [site.name for site in sites if site.name not in index]
+        if len(sites) != len(index):
+            raise DamagedCapture(f"{digests.path} does not name all {len(index)} sites of the capture.")
         if unknown:
             raise DamagedCapture(
                 f"{digests.path} holds the site {unknown[0][:80]!r}, which the manifest does not name."

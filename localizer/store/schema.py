@@ -32,8 +32,8 @@ PREFILL, PREFILL_CHUNK, DECODE, VERIFY_ACCEPTED, VERIFY_REJECTED, DRAFT_PADDING 
 PLAIN, FEEDS_LOGITS, DECIDES_TOKEN = 0, 1, 2
 """Values of the column `logits`: no logits; logits computed; logits computed and a token taken from them."""
 
-MAX_REQUESTS = 10_000_000
-"""Most requests of a capture that is read: its few bytes may not ask for any amount of memory."""
+MAX_REQUESTS = 100_000
+"""Most requests of a capture: one that is read may not ask for any amount of memory."""
 
 MAX_DOCUMENT = 1 << 30
 """Longest JSON document that is read, in bytes."""
@@ -177,6 +177,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         state: "complete", or "incomplete" with `reasons`.
         sites: in execution order.
         not_applicable: sites that the model does not have, with the reason.
+        untapped: attention-like layers that no tap knows, with their class.
         files: every file of the capture but this one.
         counts: steps, rows, dummy forwards dropped, and the like.
         engine: facts of the running engine: resolved configuration, backends, KV blocks.
@@ -191,6 +192,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     sites: list[Site]
     coverage: dict[str, Coverage]
     not_applicable: dict[str, str]
+    untapped: dict[str, str] = {}
     counts: dict[str, int]
     engine: dict[str, Any]
     durations: dict[str, float]

@@ -10,6 +10,7 @@ import xxhash
 from localizer.errors import DamagedCapture
 from localizer.store.expected import applicable
 from localizer.store.reader import Capture
+from localizer.store.selfcheck import unaccounted
 
 SOUND, DAMAGED, INCOMPLETE = "sound", "damaged", "incomplete"
 
@@ -72,6 +73,16 @@ def check_coverage(capture: Capture) -> None:
     """
     if capture.manifest is None or not capture.complete:
         return
+    counts = capture.manifest.counts
+    wrong = [name for name in ("rows_without_prefix", "prompt_mismatches") if counts.get(name)]
+    reasons = [f"it counts {counts[name]} {name}" for name in wrong]
+    if capture.open.observer.taps:
+        reasons += unaccounted(capture, capture.manifest.outputs)
+    if reasons:
+        raise DamagedCapture(
+            f"{capture.folder} is damaged: it is said to be complete, but {reasons[0]}; "
+            "fetch or make the capture again."
+        )
     for number, site in enumerate(capture.sites):
         wanted = int(applicable(capture.table.columns, site.rows).sum())
         coverage = capture.manifest.coverage[site.name]

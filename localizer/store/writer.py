@@ -38,6 +38,10 @@ ROW_INDEX = "#rows"
 """Suffix of the payload tensor that holds the row indices (within the shard) of a site's stored rows."""
 
 
+_UNKNOWN, _DROPPED = -1, -2
+"""In place of a row's width: before its layout is known, and after it has changed."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """What one rank recorded: sites in execution order, rows by site, counts, complaints."""
@@ -104,19 +108,22 @@ class RankWriter:
         """Name the expected sites in model order, and those whose rows are kept (None keeps all)."""
         self._payload = payload
         self._sites = list(sites)
-        self._widths = [-1] * len(sites)
+        self._widths = [_UNKNOWN] * len(sites)
         self._expected = dict.fromkeys(range(len(sites)), 0)
         self._recorded = dict.fromkeys(range(len(sites)), 0)
 
     def layout(self, site: int, dtype: str, shape: Sequence[int]) -> None:
-        """Say dtype and row shape of a site, before its first rows and whenever they change."""
+        """Say dtype and row shape of a site, before its first rows; a site that changes them is dropped."""
         if dtype not in NUMPY:
             raise StreamError(f"rows of {self._sites[site].name} have the unknown dtype {dtype}")
         old = self._sites[site]
-        if old.shape is not None and (old.dtype, old.shape) != (dtype, tuple(shape)):
-            if self._step is not None and site in self._step.parts:
-                raise StreamError(f"rows of {old.name} change their layout within a step")
-            self._flush()
+        if self._recorded[site] and (old.dtype, old.shape) != (dtype, tuple(shape)):
+            self._widths[site] = _DROPPED
+            self.complain(
+                f"{old.name} changed from {old.dtype} {list(old.shape or ())} to {dtype} {list(shape)}; "
+                "its later rows are not kept"
+            )
+            return
         self._sites[site] = msgspec.structs.replace(old, dtype=dtype, shape=tuple(shape))
         self._widths[site] = math.prod(shape) * NUMPY[dtype].itemsize
 
@@ -173,7 +180,9 @@ class RankWriter:
     def rows(self, site: int, first: int, count: int, data: memoryview) -> None:
         """Take `count` rows of a site in C order, from row `first` of those on which it is expected."""
         step, what, width = self._step, self._sites[site], self._widths[site]
-        if step is None or width < 0:
+        if width == _DROPPED:
+            return
+        if step is None or width == _UNKNOWN:
             raise StreamError(f"rows of {what.name} came outside a step or before their layout")
         if len(data) != width * count:
             raise StreamError(
@@ -185,7 +194,7 @@ class RankWriter:
             raise StreamError(f"step {step.number} has no rows {first}..{first + count - 1} for {what.name}")
         if not count:
             return
-        key = site, len(step.passes)
+        key = site, len(step.passes) if what.rows in (DRAFT_ROWS, DRAFT_LOGIT_ROWS) else 0
         covered = step.covered.setdefault(key, [])
         if any(first < taken.stop and taken.start < first + count for taken in covered):
             self.complain(f"{what.name} was reached more than once in a forward; the first time is kept")

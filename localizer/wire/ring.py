@@ -180,7 +180,15 @@ class Ring:
     # -- both and onlookers ----------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Note that the producer has mapped the ring."""
+        """Become the producer of the ring.
+
+        Raises:
+            RingError: there is one already.
+        """
+        if self._words[_ATTACHED]:
+            raise RingError(
+                "the ring has a producer already: captures of several workers are not supported yet"
+            )
         self._words[_ATTACHED] = 1
 
     def count(self, *, steps: int = 0, rows: int = 0, dummy: int = 0) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from localizer.errors import LocalizerError
+from localizer.store.schema import MAX_REQUESTS
 
 MATRIX = "1,2,4,8,4,2,1"
 """The default batch sizes of the rounds."""
@@ -17,20 +18,20 @@ MATRIX = "1,2,4,8,4,2,1"
 COMMON_VOCABULARY = 1000
 """Token ids below this exist in every language model; used where the model's vocabulary size is not known."""
 
-MAX_REQUESTS = 100_000
 
-
-def parse_matrix(text: str) -> list[int]:
-    """Batch sizes from text such as `1,2,4`.
+def parse_matrix(text: str, repeats: int = 1) -> list[int]:
+    """Batch sizes from text such as `1,2,4`, to be passed over `repeats` times.
 
     Raises:
-        LocalizerError: a size is not a positive whole number.
+        LocalizerError: a size is not a positive whole number, or there are too many requests.
     """
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1 or sum(sizes) > MAX_REQUESTS:
+    if sum(sizes) * repeats > MAX_REQUESTS:
+        raise LocalizerError(f"That matrix makes more than {MAX_REQUESTS:,} requests; make it smaller.")
+    if not sizes or min(sizes) < 1:
         raise LocalizerError(
             f"The matrix {text!r} is not a list of batch sizes; give positive whole numbers such as {MATRIX}."
         )

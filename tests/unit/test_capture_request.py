@@ -49,7 +49,7 @@ def test_what_is_described(tmp_path: Path) -> None:
         {"numpy": "2.1"},
         None,
     )
-    assert (prepared.executable, prepared.tree) == ("/usr/bin/python3", None)
+    assert (prepared.executable, prepared.laid) == ("/usr/bin/python3", None)
     assert not (tmp_path / "captures").exists()
 
 
@@ -60,8 +60,8 @@ def test_an_overlay_is_laid_and_described(tmp_path: Path) -> None:
     overlay = prepared.opening.source.overlay
     assert overlay is not None
     assert (overlay.path, list(overlay.files)) == (str(tmp_path / "checkout"), ["core.py"])
-    assert prepared.tree is not None
-    assert (prepared.tree / "vllm" / "core.py").read_text() == "changed\n"
+    assert prepared.laid is not None
+    assert (prepared.laid.tree / "vllm" / "core.py").read_text() == "changed\n"
 
 
 def test_without_taps_nothing_is_kept(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def notes() -> Notes:
 def recorder(notes: Notes) -> Recorder:
     recorder = Recorder(notes)  # type: ignore[arg-type]
     rows = ["all", "all", "all", "logits", "logits", "tokens"]
-    recorder.register(list(zip(SITES, rows, strict=True)), {"x/key": "shared"})
+    recorder.register(list(zip(SITES, rows, strict=True)), {"x/key": "shared"}, {})
     return recorder
 
 
@@ -72,6 +72,7 @@ def test_sites_are_announced_in_order(notes: Notes, recorder: Recorder) -> None:
                 (HIDDEN, "logits"), (LOGITS, "logits"), (TOKEN, "tokens"),
             ],
             "not_applicable": {"x/key": "shared"},
+            "untapped": {},
         }
     ]  # fmt: skip
 

@@ -9,7 +9,8 @@ import pytest
 import xxhash
 
 from localizer.errors import LocalizerError
-from localizer.sources.overlay import lay, stand_ins
+from localizer.sources.overlay import lay as hold
+from localizer.sources.overlay import stand_ins
 
 INSTALLED = {
     "__init__.py": "from ._version import version\n",
@@ -20,6 +21,13 @@ INSTALLED = {
     "v1/worker/runner.py": "runner\n",
     "model/llama.py": "llama\n",
 }
+
+
+def lay(overlay: Path, installed: Path) -> tuple[Path, dict[str, str]]:
+    """Lay out an overlay and hold it no longer."""
+    laid = hold(overlay, installed)
+    laid.lock.close()
+    return laid.tree, laid.files
 
 
 def plant(folder: Path, files: dict[str, str]) -> Path:
@@ -138,3 +146,24 @@ def test_two_overlays_have_two_trees(tmp_path: Path, installed: Path) -> None:
     one = lay(checkout(tmp_path / "one", {"v1/core.py": "1"}), installed)[0]
     two = lay(checkout(tmp_path / "two", {"v1/core.py": "2"}), installed)[0]
     assert (seen(one)["v1/core.py"], seen(two)["v1/core.py"]) == ("1", "2")
+
+
+def test_a_tree_that_is_in_use_stays_as_it_is(tmp_path: Path, installed: Path) -> None:
+    overlay = checkout(tmp_path, {"v1/core.py": "1"})
+    held = hold(overlay, installed)
+    again = hold(overlay, installed)
+    assert (again.tree, again.files) == (held.tree, held.files)
+    again.lock.close()
+    plant(overlay / "vllm", {"v1/core.py": "2"})
+    with pytest.raises(LocalizerError, match="has changed while a capture runs from it"):
+        hold(overlay, installed)
+    assert seen(held.tree)["v1/core.py"] == "1"
+    held.lock.close()
+    assert seen(lay(overlay, installed)[0])["v1/core.py"] == "2"
+
+
+def test_a_linked_folder_is_refused(tmp_path: Path, installed: Path) -> None:
+    overlay = checkout(tmp_path, {"v1/core.py": "1"})
+    (overlay / "vllm" / "linked").symlink_to(tmp_path)
+    with pytest.raises(LocalizerError, match="is a linked folder"):
+        hold(overlay, installed)

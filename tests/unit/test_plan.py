@@ -27,9 +27,7 @@ def test_matrices() -> None:
     assert parse_matrix(" 3 ") == [3]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "1,0", "-1", "1,,2", "1;2", "one", "1.5", "1,", "200000", "9" * 5000]
-)
+@pytest.mark.parametrize("text", ["", "0", "1,0", "-1", "1,,2", "1;2", "one", "1.5", "1,", "9" * 5000])
 def test_what_is_no_matrix(text: str) -> None:
     with pytest.raises(LocalizerError, match="is not a list of batch sizes; give positive whole numbers"):
         parse_matrix(text)

@@ -214,7 +214,7 @@ def test_shards_are_closed_by_payload_bytes_too(folder: Path, monkeypatch: pytes
     assert len(Capture(folder).files) == 9
 
 
-def test_a_layout_may_change_between_steps(folder: Path, rank: RankWriter) -> None:
+def test_a_site_that_changes_its_layout_is_dropped(folder: Path, rank: RankWriter) -> None:
     rank.begin_step(0, ["x"], [1], [1], [0], [0])
     rank.rows(0, 0, 1, data([1, 1]))
     rank.end_step({})
@@ -222,10 +222,12 @@ def test_a_layout_may_change_between_steps(folder: Path, rank: RankWriter) -> No
     rank.begin_step(1, ["x"], [1], [2], [1], [0])
     rank.rows(0, 0, 1, memoryview(bytes(6)))
     rank.end_step({})
-    rank.close()
-    capture = Capture(folder)
-    shapes = [(part.file.dtype(part.name), part.file.shape(part.name)) for part in capture.payload["a/all"]]
-    assert shapes == [("float32", (1, 2)), ("bfloat16", (1, 3))]
+    summary = rank.close()
+    assert (summary.expected["a/all"], summary.recorded["a/all"]) == (2, 1)
+    assert summary.complaints == [
+        "a/all changed from float32 [2] to bfloat16 [3]; its later rows are not kept"
+    ]
+    assert Capture(folder).table.present[:, 0].tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,6 @@ def test_a_layout_may_change_between_steps(folder: Path, rank: RankWriter) -> No
         (lambda rank: begun(rank).rows(0, 0, 1, data([1, 1], [2, 2])), "should take 8 bytes, not 16"),
         (lambda rank: begun(rank).rows(0, 1, 2, data([1, 1], [2, 2])), r"has no rows 1\.\.2"),
         (lambda rank: begun(rank).rows(1, 0, 2, data([1, 1], [2, 2])), r"has no rows 0\.\.1 for b/logits"),
-        (lambda rank: relaid(rank).layout(0, "float32", (4,)), "change their layout within a step"),
     ],
 )
 def test_a_stream_that_contradicts_itself_is_refused(
@@ -254,11 +255,6 @@ def test_a_stream_that_contradicts_itself_is_refused(
 def begun(rank: RankWriter) -> RankWriter:
     """In a step of two rows, the second of which feeds the logits."""
     rank.begin_step(0, ["x"], [2], [1, 2], [0, 1], [1])
-    return rank
-
-
-def relaid(rank: RankWriter) -> RankWriter:
-    begun(rank).rows(0, 0, 1, data([1, 1]))
     return rank
 
 

@@ -1,0 +1,50 @@
+"""Do the rows account for the work that was done? Asked when a capture is finished, and by verify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from localizer.store.expected import applicable, is_draft
+from localizer.store.reader import Capture
+from localizer.store.schema import Output
+from localizer.wire.spec import TOKEN_ROWS
+
+
+def unaccounted(capture: Capture, outputs: Sequence[Output]) -> list[str]:
+    """Where rows and returned tokens contradict each other, in sentences; empty if they agree.
+
+    Every position from the cached ones up to the last but one must have been computed (the last token is
+    never fed), and the token that the last row at a position decided must be the one that was returned.
+    """
+    columns = capture.table.columns
+    target, deciding = ~is_draft(columns), applicable(columns, TOKEN_ROWS)
+    number = {name: index for index, name in enumerate(capture.requests)}
+    order = np.argsort(columns["request"], kind="stable")
+    starts = np.searchsorted(columns["request"][order], np.arange(len(number) + 1))
+    missing: list[str] = []
+    different: list[str] = []
+    for output in outputs:
+        index = number[output.request]
+        rows = order[starts[index] : starts[index + 1]]
+        length = len(capture.prompts[output.request])
+        fed = length + len(output.tokens) - 1
+        computed = set(columns["position"][rows[target[rows]]].tolist())
+        if not computed.issuperset(range(output.cached_tokens, fed)):
+            missing.append(output.request)
+        chosen = rows[deciding[rows]]
+        decided = dict(
+            zip(columns["position"][chosen].tolist(), columns["sampled"][chosen].tolist(), strict=True)
+        )
+        if [decided.get(length - 1 + place) for place in range(len(output.tokens))] != output.tokens:
+            different.append(output.request)
+    reasons = []
+    if missing:
+        reasons.append(f"rows of {len(missing)} requests are missing, first of {missing[0]}")
+    if different:
+        reasons.append(
+            f"the rows of {len(different)} requests decided other tokens than were returned, "
+            f"first those of {different[0]}"
+        )
+    return reasons
