@@ -18,6 +18,7 @@ COMMANDS = {
     "show": "Show what a capture holds.",
     "list": "List the captures.",
     "verify": "Check that a capture is what its records say.",
+    "models": "List the models that localizer builds, or build one.",
     "demo": "Plant a fault in a real vLLM and find it: a tour.",
 }
 """Commands in the order of `--help`, each with the first line of its own help."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
+
+from localizer.workload import build
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 256, 512, 8, 4, 2, 64, 1024
 SEED = 20261130
@@ -56,32 +56,19 @@ DRAFT_CONFIG = CONFIG | {
 Weights = dict[str, np.ndarray]
 
 
-def build_tiny(folder: Path) -> None:
-    """Write the model into `folder` unless it is there; the same bytes every time."""
-    _build(folder, CONFIG, lambda: Draws().target())
+def write_tiny(folder: Path) -> None:
+    """Write the model into an empty folder; the same bytes every time."""
+    _write(folder, CONFIG, Draws().target())
 
 
-def build_tiny_draft(folder: Path) -> None:
-    """Write the EAGLE3 draft of the model into `folder` unless it is there; the same bytes every time."""
-    _build(folder, DRAFT_CONFIG, lambda: Draws().draft())
+def write_tiny_draft(folder: Path) -> None:
+    """Write the EAGLE3 draft of the model into an empty folder; the same bytes every time."""
+    _write(folder, DRAFT_CONFIG, Draws().draft())
 
 
-def _build(folder: Path, config: Mapping[str, Any], weights: Callable[[], Weights]) -> None:
-    if _is_built(folder):
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / folder.name
-        made.mkdir()
-        save_file(weights(), made / "model.safetensors", metadata={"format": "pt"})
-        (made / "config.json").write_text(json.dumps(config, indent=1))
-        if not _is_built(folder):  # another process may have been faster, and its source may be reading
-            shutil.rmtree(folder, ignore_errors=True)
-            made.rename(folder)
-
-
-def _is_built(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
+def _write(folder: Path, config: Mapping[str, Any], weights: Weights) -> None:
+    save_file(weights, folder / build.WEIGHTS, metadata={"format": "pt"})
+    (folder / build.CONFIG).write_text(json.dumps(config, indent=1))
 
 
 class Draws:

@@ -12,14 +12,15 @@ import pytest
 from localizer.cache import cache_folder
 from localizer.errors import LocalizerError
 from localizer.store.tensors import TensorFile, file_digest
+from localizer.workload.build import build
 from localizer.workload.models import digests, resolve
-from localizer.workload.tiny import CONFIG, HIDDEN, LAYERS, SEED, VOCABULARY, build_tiny
+from localizer.workload.tiny import CONFIG, HIDDEN, LAYERS, SEED, VOCABULARY, write_tiny
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "deep" / "tiny"
-    build_tiny(folder)
+    build(folder, write_tiny)
     return folder
 
 
@@ -48,7 +49,7 @@ def test_the_tiny_model_is_a_llama(built: Path) -> None:
 
 def test_a_model_that_is_there_is_not_built_again(built: Path) -> None:
     before = (built / "model.safetensors").stat()
-    build_tiny(built)
+    build(built, write_tiny)
     after = (built / "model.safetensors").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
@@ -57,7 +58,7 @@ def test_half_a_model_is_built_again(tmp_path: Path, built: Path) -> None:
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    build_tiny(folder)
+    build(folder, write_tiny)
     assert digests(folder) == digests(built)
 
 
