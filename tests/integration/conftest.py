@@ -31,15 +31,14 @@ def vllm_cache() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def capturing(root: Path, vllm_cache: dict[str, str]) -> Capturing:
-    """Make a capture of the tiny model, or return the one made earlier under the same name."""
+    """Make a capture, of the tiny model unless said, or return the one made earlier under the same name."""
     made: dict[str, Capture] = {}
 
     def work(name: str, *, environment: dict[str, str] = IN_PROCESS, **options: object) -> Capture:
         if name not in made:
-            settings = {"engine": EAGER, "matrix": "1,2", "repeats": 1, "max_tokens": 6} | options
-            request = CaptureRequest(
-                name=name, root=root, model="tiny", environment=vllm_cache | environment, **settings
-            )
+            settings = {"model": "tiny", "engine": EAGER, "matrix": "1,2", "repeats": 1, "max_tokens": 6}
+            settings |= options
+            request = CaptureRequest(name=name, root=root, environment=vllm_cache | environment, **settings)
             made[name] = Capture(capture(request, Quiet()))
         return made[name]
 
