@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import localizer
 from localizer.errors import LocalizerError
 from localizer.sources import interpreter, overlay
-from localizer.store import names, schema
+from localizer.store import names, schema, selection
 from localizer.store.schema import Open
 from localizer.wire.spec import parse_indices
 from localizer.workload import models, plan
@@ -68,6 +68,9 @@ class CaptureRequest:
     seed: int = 0
     layers: str = "all"
     payload: str = "first"
+    sites: Sequence[str] = ()
+    rows: Sequence[str] = ()
+    transactions: str = "all"
     engine: Mapping[str, Any] = field(default_factory=dict)
     speculative_model: str = ""
     speculative: Mapping[str, Any] = field(default_factory=dict)
@@ -117,6 +120,11 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         parse_indices(request.layers, MOST_LAYERS)
     except ValueError as error:
         raise LocalizerError(f"--layers {request.layers!r}: {error}; write first, all, or 0,5-9.") from None
+    requests = {name for names in schema.rounds(matrix, request.repeats) for name in names}
+    try:
+        selection.parse(request.rows, request.transactions, requests)
+    except ValueError as error:
+        raise LocalizerError(f"The selection cannot be used: {error}.") from None
     if "worker_extension_cls" in request.engine and request.taps:
         raise LocalizerError(
             "The observer is the worker extension; leave worker_extension_cls out of --engine."
@@ -175,6 +183,9 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             layers=request.layers,
             payload=request.payload if request.taps else "none",
             changes=observer_changes(request),
+            sites=tuple(request.sites) or ("*",),
+            rows=tuple(request.rows) or ("all",),
+            transactions=request.transactions,
         ),
     )
     return Prepared(opening, python.executable, laid, environment, engine)

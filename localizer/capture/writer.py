@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from localizer.errors import LocalizerError
+from localizer.store import selection
 from localizer.store.reader import Capture
 from localizer.store.schema import Site
 from localizer.store.writer import RankWriter, StreamError
@@ -71,7 +72,9 @@ class Stream:
         self._choice = capture.open.observer.payload
         self.not_applicable: dict[str, str] = {}
         self.untapped: dict[str, str] = {}
-        self.rank = RankWriter(folder, rank, capture.requests, prompts)
+        observer = capture.open.observer
+        chosen = selection.parse(observer.rows, observer.transactions, set(capture.requests))
+        self.rank = RankWriter(folder, rank, capture.requests, prompts, chosen)
 
     def message(self, content: dict[str, Any]) -> None:
         """Apply one JSON message of the worker."""

@@ -52,6 +52,21 @@ class Count(click.IntRange):
     help="Whose rows are kept beside their digests: no site's, the first tapped layer's, or every site's.",
 )
 @click.option(
+    "--sites", multiple=True, metavar="PATTERN", help="Record only sites such as '*/query'.  [default: *]"
+)
+@click.option(
+    "--rows",
+    multiple=True,
+    metavar="ROWS",
+    help="Rows that keep their payload: all, last, r03.05, r03.05:40-48 or r03.05:last.  [default: all]",
+)
+@click.option(
+    "--transactions",
+    default="all",
+    show_default=True,
+    help="Forwards in which rows keep their payload: all, first:2, or around:r03.05@41.",
+)
+@click.option(
     "--engine", multiple=True, metavar="KEY=VALUE", help="vLLM engine argument; JSON values are accepted."
 )
 @click.option(
@@ -80,6 +95,9 @@ def command(
     seed: int,
     layers: str,
     payload: str,
+    sites: tuple[str, ...],
+    rows: tuple[str, ...],
+    transactions: str,
     engine: tuple[str, ...],
     speculative_model: str,
     speculative: tuple[str, ...],
@@ -108,6 +126,9 @@ def command(
                 seed=seed,
                 layers=layers,
                 payload=payload,
+                sites=sites,
+                rows=rows,
+                transactions=transactions,
                 engine=parse_pairs(engine, "--engine", values=True),
                 speculative_model=speculative_model,
                 speculative=parse_pairs(speculative, "--speculative", values=True),

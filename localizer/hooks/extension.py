@@ -32,7 +32,7 @@ def _install(worker: Any) -> None:
             f"vLLM {facts.versions()['vllm']}: {type(runner).__module__}.{type(runner).__qualname__} "
             "is a model runner this localizer does not know"
         )
-    undo = taps.install(recorder, runner, worker.vllm_config, spec.layers)
+    undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites)
     runner_v1.follow(recorder, undo, runner)
     setattr(worker, _ATTRIBUTE, recorder)
 

@@ -104,13 +104,15 @@ class Recorder:
 
     def rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record the real rows of a tensor [padded rows, ...]."""
-        self._sink.rows(self._index[site], tensor, self._rows)
+        if site in self._index:
+            self._sink.rows(self._index[site], tensor, self._rows)
 
     def logit_rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record a tensor that has one row for each row that feeds the logits."""
         if tensor.shape[0] != self._logit_rows:
             raise RuntimeError(f"{site} has {tensor.shape[0]} rows instead of {self._logit_rows}")
-        self._sink.rows(self._index[site], tensor, self._logit_rows)
+        if site in self._index:
+            self._sink.rows(self._index[site], tensor, self._logit_rows)
 
     def forward_ended(self) -> None:
         """The target model and its logits are done; what follows is sampling, and drafting."""
@@ -146,13 +148,15 @@ class Recorder:
 
     def draft_rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record the real rows of a tensor of the draft step [padded rows, ...]."""
-        self._sink.rows(self._index[site], tensor, self._draft_rows)
+        if site in self._index:
+            self._sink.rows(self._index[site], tensor, self._draft_rows)
 
     def draft_logit_rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record a tensor that has one row for each request of the draft step."""
         if tensor.shape[0] != self._draft_logit_rows:
             raise RuntimeError(f"{site} has {tensor.shape[0]} rows instead of {self._draft_logit_rows}")
-        self._sink.rows(self._index[site], tensor, self._draft_logit_rows)
+        if site in self._index:
+            self._sink.rows(self._index[site], tensor, self._draft_logit_rows)
 
     def proposed(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """The draft tokens of this step: `tokens[i]` of `requests[i]`."""

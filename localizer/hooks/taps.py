@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -64,10 +65,13 @@ def untapped_layers(vllm_config: Any, model: torch.nn.Module) -> dict[str, str]:
     }
 
 
-def install(recorder: Recorder, runner: Any, vllm_config: Any, selection: str) -> ExitStack:
+def install(
+    recorder: Recorder, runner: Any, vllm_config: Any, selection: str, patterns: Sequence[str] = ("*",)
+) -> ExitStack:
     """Tap inputs, attention layers, final hidden states and logits, of the target and of its draft.
 
-    The selection is of the target's attention layers; a draft's are all tapped.
+    The selection is of the target's attention layers; a draft's are all tapped. Only sites that match one of
+    the shell patterns are recorded.
     Closing what is returned takes all taps away.
     """
     undo = ExitStack()
@@ -88,6 +92,9 @@ def install(recorder: Recorder, runner: Any, vllm_config: Any, selection: str) -
     untapped = untapped_layers(vllm_config, runner.model)
     if draft is not None:
         untapped |= {DRAFT + name: kind for name, kind in untapped_layers(vllm_config, draft).items()}
+    sites = [(name, rows) for name, rows in sites if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if not sites:
+        raise ValueError(f"no site matches {' or '.join(patterns)}")
     recorder.register(sites, absent, untapped)
     known = frozenset(name for name, _ in sites)
     for name, layer in chosen:

@@ -134,6 +134,9 @@ class Observer(Record, frozen=True, kw_only=True):
     layers: str
     payload: str
     changes: list[str]
+    sites: tuple[str, ...] = ("*",)
+    rows: tuple[str, ...] = ("all",)
+    transactions: str = "all"
 
 
 class Open(Record, frozen=True, kw_only=True):

@@ -77,11 +77,20 @@ class Batch:
 
 @dataclass
 class Part:
-    """Rows of one site that came in, as indices into the step; None: the proposing rows of `draft_pass`."""
+    """Rows of one site that came in.
 
-    rows: Sequence[int] | None
+    Attributes:
+        rows: indices into the step; for proposing rows, until the step ends, indices into those of `draft_pass`.
+        digests: of each row, one after the other.
+        data: the rows that are kept, in C order.
+        kept: which of `rows` they are.
+        draft_pass: the draft step of rows whose place in the step is known at its end, else 0.
+    """
+
+    rows: Sequence[int]
     digests: bytes
-    data: bytes | None
+    data: bytes
+    kept: Sequence[int]
     draft_pass: int = 0
 
 
@@ -95,7 +104,7 @@ class Step:
         drafts: by internal id the number of draft tokens that the step verifies.
         columns: as `COLUMNS`, each a list over all rows.
         prefix: of each row.
-        logit_rows: the target's rows that feed the logits.
+        logit_rows: the target's rows that feed the logits; `feeding` is the same as a set.
         passes: for each draft step its batch, and where its rows start.
         proposing: for each draft step the row of each request from which it proposes; known at the end.
         parts: what came in, by site.
@@ -108,6 +117,7 @@ class Step:
     columns: dict[str, list[int]]
     prefix: list[bytes]
     logit_rows: list[int]
+    feeding: set[int] = field(default_factory=set)
     passes: list[tuple[int, Batch, int]] = field(default_factory=list)
     proposing: list[list[int]] = field(default_factory=list)
     parts: dict[int, list[Part]] = field(default_factory=dict)
@@ -159,6 +169,7 @@ def begin(
         step.drafts[internal] = max(feeds - 1, 0)
         step.logit_rows += span[len(span) - feeds :]
         _describe(step, internal, span, known, counts)
+    step.feeding.update(step.logit_rows)
     for row in step.logit_rows:
         columns["logits"][row] = FEEDS_LOGITS
     return step

@@ -25,8 +25,9 @@ from localizer.store.schema import (
     Shard,
     Site,
 )
+from localizer.store.selection import EVERYTHING, Selection, Selector
 from localizer.store.steps import COLUMNS, Batch, Known, Part, Step, StreamError
-from localizer.wire.spec import DRAFT_LOGIT_ROWS, DRAFT_ROWS, TOKEN_ROWS
+from localizer.wire.spec import ALL_ROWS, DRAFT_LOGIT_ROWS, DRAFT_ROWS, TOKEN_ROWS
 
 SHARD_ROWS = 4096
 """A shard is closed after this many rows ..."""
@@ -61,6 +62,7 @@ class RankWriter:
         rank: number of the worker.
         requests: request ids in the order of the workload; the row table's `request` is an index into it.
         prompts: token ids of each request's prompt, in the same order.
+        selection: the rows that keep their payload, at the sites that keep any.
 
     Raises (every method):
         OSError: a shard cannot be written.
@@ -73,12 +75,14 @@ class RankWriter:
         rank: int,
         requests: Sequence[str],
         prompts: Sequence[Sequence[int]],
+        selection: Selection = EVERYTHING,
     ) -> None:
         self._folder = folder
         self._place = f"rank-{rank}"
         (folder / self._place).mkdir(exist_ok=True)
         self._index = {request: number for number, request in enumerate(requests)}
-        self._prompts = prompts
+        self._requests, self._prompts = list(requests), prompts
+        self._selector = Selector(selection)
         self._payload: frozenset[str] | None = frozenset()
         self._sites: list[Site] = []
         self._widths: list[int] = []
@@ -150,6 +154,9 @@ class RankWriter:
             self.end_step({})
         batch = Batch.of(requests, counts, tokens, positions)
         self._step = steps.begin(number, batch, logit_counts, self._known, self._counts)
+        if not self._selector.everything:
+            names = [self._name(internal) for internal, span in batch.spans.items() for _ in span]
+            self._selector.begin(names, positions)
         self._expect()
 
     def draft_pass(
@@ -200,25 +207,59 @@ class RankWriter:
             self.complain(f"{what.name} was reached more than once in a forward; the first time is kept")
             return
         covered.append(range(first, first + count))
-        self._record(step, site, None if every is None else every[first : first + count], count, data)
+        if every is None:
+            self._record(step, site, range(first, first + count), data, len(step.passes))
+        else:
+            self._record(step, site, every[first : first + count], data)
 
     def _record(
-        self, step: Step, site: int, rows: Sequence[int] | None, count: int, data: memoryview
+        self, step: Step, site: int, rows: Sequence[int], data: memoryview, draft_pass: int = 0
     ) -> None:
-        """Hash `count` rows, those of the step named by `rows`, and keep them if they are wanted."""
-        width = len(data) // count
-        if (
-            not self._recorded[site] and self._sites[site].rows != TOKEN_ROWS
-        ):  # they come late, at the step's end
+        """Hash rows, those of the step named by `rows`, and keep them if they are wanted."""
+        if not self._recorded[site] and self._sites[site].rows != TOKEN_ROWS:  # tokens come out of order
             self._seen_order.append(site)
-        hashed = xxhash.xxh3_128_digest
-        digests = b"".join(hashed(data[row * width : (row + 1) * width]) for row in range(count))
+        count = len(rows)
+        width = len(data) // count
+        cut = [data[row * width : (row + 1) * width] for row in range(count)]
+        digests = b"".join(map(xxhash.xxh3_128_digest, cut))
         self._recorded[site] += count
-        kept = None
-        if self._payload is None or self._sites[site].name in self._payload:
-            kept = bytes(data)
-            self._bytes += len(kept)
-        step.parts.setdefault(site, []).append(Part(rows, digests, kept, len(step.passes)))
+        kept = range(count) if draft_pass and self._keeps(site) else self._kept(step, site, rows)
+        stored = bytes(data) if len(kept) == count else b"".join(cut[row] for row in kept)
+        self._bytes += len(stored)
+        step.parts.setdefault(site, []).append(Part(rows, digests, stored, kept, draft_pass))
+
+    def _settle(self, step: Step) -> None:
+        """Give the rows from which a draft proposed their places, and keep only those that are wanted."""
+        for site, parts in step.parts.items():
+            for part in parts:
+                if part.draft_pass:
+                    proposing = step.proposing[part.draft_pass - 1]
+                    part.rows = [proposing[index] for index in part.rows]
+                    kept = self._kept(step, site, part.rows)
+                    if part.kept and len(kept) < len(part.rows):
+                        width = len(part.data) // len(part.rows)
+                        part.data = b"".join(part.data[row * width : (row + 1) * width] for row in kept)
+                        part.kept = kept
+
+    def _keeps(self, site: int) -> bool:
+        return self._payload is None or self._sites[site].name in self._payload
+
+    def _kept(self, step: Step, site: int, rows: Sequence[int]) -> Sequence[int]:
+        """Which of the rows that came in for a site keep their payload."""
+        if not self._keeps(site):
+            return ()
+        if self._selector.everything:
+            return range(len(rows))
+        columns, last = step.columns, self._sites[site].rows != ALL_ROWS
+        kept = []
+        for index, row in enumerate(rows):
+            request = self._requests[columns["request"][row]]
+            if self._selector.wants(request, columns["position"][row], last or row in step.feeding):
+                kept.append(index)
+        return kept
+
+    def _name(self, internal: str) -> str:
+        return self._requests[self._known.index[internal]]
 
     def end_step(
         self, sampled: Mapping[str, Sequence[int]], proposed: Mapping[str, Sequence[int]] | None = None
@@ -233,6 +274,7 @@ class RankWriter:
             raise StreamError("a step ended that had not begun")
         steps.finish(step, sampled, proposed or {}, self._known, self._counts)
         self._tokens(step)
+        self._settle(step)
         self._step = None
         self._done.append(step)
         self._rows += len(step)
@@ -251,7 +293,7 @@ class RankWriter:
                 self.layout(site, "int64", ())
                 self._expected[site] += len(deciding)
                 tokens = np.array([step.columns["sampled"][row] for row in deciding], "<i8")
-                self._record(step, site, deciding, len(deciding), memoryview(tokens.tobytes()))
+                self._record(step, site, deciding, memoryview(tokens.tobytes()))
 
     def complain(self, text: str) -> None:
         """Note something that makes the capture incomplete."""
@@ -300,7 +342,7 @@ class RankWriter:
                 joined = b"".join(part.digests for _, part in parts)
                 digest[rows, column] = np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
                 present[rows, column] = True
-            stored = [(rows, part.data) for rows, part in parts if part.data is not None]
+            stored = [(rows[list(part.kept)], part.data) for rows, part in parts if part.kept]
             if stored:
                 what = self._sites[site]
                 raw = np.frombuffer(b"".join(data for _, data in stored), NUMPY[what.dtype])
@@ -330,8 +372,7 @@ def _placed(done: Sequence[Step], site: int) -> list[tuple[np.ndarray, Part]]:
     found, start = [], 0
     for step in done:
         for part in step.parts.get(site, ()):
-            rows = part.rows if part.rows is not None else step.proposing[part.draft_pass - 1]
-            found.append((np.array(rows, np.int64) + start, part))
+            found.append((np.array(part.rows, np.int64) + start, part))
         start += len(step)
     return found
 

@@ -49,6 +49,7 @@ class RunSpec:
         prompts: token ids of prompt i.
         rounds: for each round the requests' ids, index i being prompt i.
         layers: "all", "first", or indices such as "0,5-9" of the attention layers in execution order.
+        sites: shell patterns; only sites that match one of them are recorded.
         taps: False for an untapped run: only the returned tokens are kept.
         ring: path of the ring, opened by the worker.
         writer_pid: process id of the consumer of the ring.
@@ -61,6 +62,7 @@ class RunSpec:
     prompts: list[list[int]]
     rounds: list[list[str]]
     layers: str = "all"
+    sites: tuple[str, ...] = ("*",)
     taps: bool = True
     ring: str = ""
     writer_pid: int = 0
