@@ -80,7 +80,7 @@ class Part:
     """Rows of one site that came in.
 
     Attributes:
-        rows: indices into the step; for proposing rows, until the step ends, indices into those of `draft_pass`.
+        rows: indices into the step; until the step ends, those of `draft_pass` index its proposing rows.
         digests: of each row, one after the other.
         data: the rows that are kept, in C order.
         kept: which of `rows` they are.
