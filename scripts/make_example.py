@@ -22,7 +22,7 @@ import msgspec
 
 import localizer
 from localizer.cache import cache_folder
-from localizer.sources.fault import plant
+from localizer.sources.fault import in_layer, plant
 from localizer.sources.interpreter import probe
 from localizer.store import schema, tensors
 from localizer.store.schema import Manifest, Open, Shard
@@ -84,7 +84,7 @@ def main() -> None:
     root = Path(__file__).resolve().parent.parent / "captures"
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch).resolve()
-        plant(work / "overlay", probe(sys.executable, dict(os.environ)).vllm_location, LAYER)
+        plant(work / "overlay", probe(sys.executable, dict(os.environ)).vllm_location, in_layer(LAYER))
         for name, options in (("parent", ()), ("candidate", ("--overlay", str(work / "overlay")))):
             command = [sys.executable, "-m", "localizer", "capture", name, *WORKLOAD, *options]
             subprocess.run([*command, "--out", str(work)], check=True)

@@ -11,7 +11,7 @@ import click
 
 from localizer.cli.options import captures_root
 from localizer.errors import LocalizerError
-from localizer.sources.fault import plant
+from localizer.sources.fault import in_layer, plant
 from localizer.sources.interpreter import probe
 from localizer.workload.tiny import LAYERS
 
@@ -31,8 +31,9 @@ WORKLOAD = (
     show_default=True,
     help="The layer of the tiny model in which the fault is planted.",
 )
+@click.option("--eagle3", is_flag=True, help="Let an EAGLE3 draft propose tokens in both captures.")
 @captures_root
-def command(layer: int, root: Path) -> int:
+def command(layer: int, eagle3: bool, root: Path) -> int:
     """Plant a fault in a real vLLM and find it: a tour.
 
     Captures the installed vLLM (demo-parent), then the same with one changed line (demo-candidate), and
@@ -40,14 +41,16 @@ def command(layer: int, root: Path) -> int:
     """
     overlay = root / "demo-overlay"
     python = probe(sys.executable, dict(os.environ))
-    changed, added = plant(overlay, python.vllm_location, layer)
+    fault = in_layer(layer)
+    changed = plant(overlay, python.vllm_location, fault)
+    workload = [*WORKLOAD, *(("--speculative-model", "tiny-eagle3") if eagle3 else ())]
     tell(f"The parent is the installed vLLM {python.vllm}. The model is a tiny Llama built from a seed.")
-    run("capture", "demo-parent", *WORKLOAD, *_out(root))
+    run("capture", "demo-parent", *workload, *_out(root))
     tell(
         f"The candidate is the same vLLM with one more line in {changed},\n"
-        f"after the MLP of a decoder layer (here: layer {layer}):\n\n    {added}"
+        f"after the MLP of a decoder layer (here: layer {layer}):\n\n    {fault.line}"
     )
-    run("capture", "demo-candidate", *WORKLOAD, "--overlay", str(overlay), *_out(root))
+    run("capture", "demo-candidate", *workload, "--overlay", str(overlay), *_out(root))
     tell("Now the question: which code is it?")
     run("diff", "demo-candidate", "demo-parent", *_out(root))
     return conclude(root, layer)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import xxhash
 from engines import EAGER, IN_PROCESS, Capturing, Quiet
 
 from localizer.cache import cache_folder
 from localizer.capture.request import CaptureRequest
 from localizer.capture.session import capture
-from localizer.sources.fault import plant
+from localizer.sources.fault import Fault, plant
 from localizer.store.reader import Capture
 
 
@@ -55,12 +56,12 @@ def installed() -> Path:
 
 
 @pytest.fixture(scope="session")
-def overlay(installed: Path) -> Callable[[int], Path]:
-    """The overlay with a fault in one layer; its path stays the same, or vLLM would compile it anew."""
+def overlay(installed: Path) -> Callable[[Fault], Path]:
+    """The overlay with a fault; its path stays the same, or vLLM would compile it anew."""
 
-    def work(layer: int) -> Path:
-        folder = cache_folder() / "tests" / f"layer-{layer}"
-        plant(folder, installed, layer)
+    def work(fault: Fault) -> Path:
+        folder = cache_folder() / "tests" / xxhash.xxh3_64_hexdigest(fault.line.encode())
+        plant(folder, installed, fault)
         return folder
 
     return work

@@ -9,6 +9,7 @@ import pytest
 from engines import COMPILED, Capturing
 
 from localizer.diff.pipeline import diff
+from localizer.sources.fault import Fault, in_layer
 from localizer.workload.tiny import LAYERS
 
 pytestmark = pytest.mark.engine
@@ -30,9 +31,9 @@ def test_identical_sources_are_identical(capturing: Capturing) -> None:
 
 @pytest.mark.parametrize("layer", range(LAYERS))
 def test_a_change_in_any_layer_is_named(
-    capturing: Capturing, overlay: Callable[[int], Path], layer: int
+    capturing: Capturing, overlay: Callable[[Fault], Path], layer: int
 ) -> None:
-    result = diff(capturing(f"layer-{layer}", overlay=overlay(layer)), capturing("parent"))
+    result = diff(capturing(f"layer-{layer}", overlay=overlay(in_layer(layer))), capturing("parent"))
     after, before = upstream_of(layer)
     assert result.verdict == "diverged"
     assert result.first is not None
@@ -42,9 +43,9 @@ def test_a_change_in_any_layer_is_named(
     assert equal >= {f"model.layers.{index}.self_attn.attn/output" for index in range(layer + 1)}
 
 
-def test_a_change_is_named_in_compiled_mode(capturing: Capturing, overlay: Callable[[int], Path]) -> None:
+def test_a_change_is_named_in_compiled_mode(capturing: Capturing, overlay: Callable[[Fault], Path]) -> None:
     parent = capturing("compiled", engine=COMPILED)
-    candidate = capturing("compiled-layer-3", engine=COMPILED, overlay=overlay(3))
+    candidate = capturing("compiled-layer-3", engine=COMPILED, overlay=overlay(in_layer(3)))
     assert parent.manifest is not None
     assert parent.manifest.engine["compilation_mode"] != "NONE"
     assert parent.manifest.counts["dummy_forwards"] > 0
