@@ -11,7 +11,7 @@ import functools
 import os
 from typing import Any
 
-from localizer.hooks import facts, runner_v1, taps
+from localizer.hooks import facts, layout, runner_v1, taps
 from localizer.hooks.lifeline import end_with
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.sink import Sink
@@ -23,15 +23,11 @@ _ATTRIBUTE = "_localizer_recorder"
 
 def _install(worker: Any) -> None:
     """Tap the model that `worker` has just loaded."""
+    layout.check(worker)
     spec = RunSpec.read(os.environ[SPEC_VARIABLE])
     end_with(spec.parent_pid)
     recorder = Recorder(Sink(Ring(spec.ring), spec.writer_pid))
     runner = worker.model_runner
-    if not hasattr(runner, "input_batch") or not hasattr(runner, "sample_tokens"):
-        raise taps.UnknownLayout(
-            f"vLLM {facts.versions()['vllm']}: {type(runner).__module__}.{type(runner).__qualname__} "
-            "is a model runner this localizer does not know"
-        )
     undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites)
     runner_v1.follow(recorder, undo, runner)
     setattr(worker, _ATTRIBUTE, recorder)
@@ -39,9 +35,8 @@ def _install(worker: Any) -> None:
 
 def _arrange() -> None:
     """Make every worker install its taps right after loading; does nothing the second time."""
-    from vllm.v1.worker.gpu_worker import Worker
-
-    load = Worker.load_model
+    worker_class = layout.worker_class()
+    load = worker_class.load_model
     if getattr(load, _ATTRIBUTE, False):
         return
 
@@ -53,7 +48,16 @@ def _arrange() -> None:
         return result
 
     setattr(load_model, _ATTRIBUTE, True)
-    Worker.load_model = load_model
+    worker_class.load_model = load_model
+
+
+def _recorder(worker: Any) -> Recorder:
+    """The recorder of a worker's taps."""
+    recorder = getattr(worker, _ATTRIBUTE, None)
+    if recorder is None:
+        raise layout.refuse(f"{type(worker).__name__} does not load its model by Worker.load_model")
+    assert isinstance(recorder, Recorder)
+    return recorder
 
 
 class LocalizerExtension:
@@ -61,12 +65,12 @@ class LocalizerExtension:
 
     def localizer_round(self, names: dict[str, str]) -> None:
         """A round begins; `names` maps vLLM's internal request ids to localizer's."""
-        recorder = getattr(self, _ATTRIBUTE)
+        recorder = _recorder(self)
         recorder.guarded(recorder.round)(names)
 
     def localizer_finish(self) -> dict[str, Any]:
         """The run is over: close the ring and return facts, counts and errors of this worker."""
-        recorder = getattr(self, _ATTRIBUTE)
+        recorder = _recorder(self)
         recorder.guarded(recorder.finish)()
         try:
             engine = facts.engine_facts(self)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from localizer.hooks import layout
 from localizer.hooks.taps import attention_layers
 
 
@@ -39,6 +40,7 @@ def engine_facts(worker: Any) -> dict[str, Any]:
         for name, layer in attention_layers(config, runner.model)
     }
     return config_facts(config) | {
+        "adapter": layout.adapter_facts(runner, versions()["vllm"]),
         "model_class": type(runner.model).__name__,
         "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
         "attention_backends": backends,

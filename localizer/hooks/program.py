@@ -33,6 +33,9 @@ def run(spec: RunSpec, report: Reporter) -> None:
     report("importing")
     from vllm import LLM, SamplingParams
 
+    from localizer.hooks import layout
+
+    layout.check_admission(LLM)
     imported = time.monotonic()
     report("loading")
     engine = {**DEFAULTS, **spec.engine, "model": spec.model}

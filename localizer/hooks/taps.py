@@ -2,13 +2,13 @@
 
 Seen on vLLM 0.28.0 and 0.32.0 (CPU). Attention layers are found through `static_forward_context`; their
 `impl.forward(layer, query, key, value, kv_cache, attn_metadata, output=...)` is looked up at each call, so
-that an attribute of the instance stands in for it in eager and in compiled mode.
+that an attribute of the instance stands in for it in eager and in compiled mode. `layout.check` has made sure
+that all of this is as expected.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
@@ -35,13 +35,6 @@ from localizer.wire.spec import (
     TOKEN_ROWS,
     parse_indices,
 )
-
-FORWARD_PARAMETERS = ["layer", "query", "key", "value", "kv_cache", "attn_metadata", "output"]
-"""First parameters of every known `AttentionImpl.forward`."""
-
-
-class UnknownLayout(RuntimeError):
-    """This vLLM arranges something differently from every version seen; the text names version and place."""
 
 
 def attention_layers(vllm_config: Any, model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -144,14 +137,6 @@ def _tap_attention(
     """Record a layer's query, key, value and output through `rows` while `wanted()` holds."""
     impl = layer.impl
     forward = impl.forward
-    parameters = list(inspect.signature(forward).parameters)
-    if parameters[: len(FORWARD_PARAMETERS)] != FORWARD_PARAMETERS:
-        import vllm
-
-        raise UnknownLayout(
-            f"vLLM {vllm.__version__}: {type(impl).__name__}.forward takes {', '.join(parameters)}, "
-            "a layout this localizer does not know"
-        )
     query_site, key_site, value_site, output_site = (f"{name}/{kind}" for kind in SITE_KINDS)
 
     @recorder.guarded

@@ -9,6 +9,7 @@ from localizer.report.safe import clean
 from localizer.store import names
 from localizer.store.reader import Capture
 from localizer.store.verify import DAMAGED, SOUND, Verification
+from localizer.wire.versions import seen_on
 
 
 def made(capture: Capture) -> str:
@@ -28,7 +29,23 @@ def made(capture: Capture) -> str:
         + f", {_size(capture)}, {manifest.durations['total']:.0f} s"
     ]
     lines += [f"  incomplete: {clean(reason)}" for reason in capture.reasons]
+    lines += [f"  untested version: {sentence}" for sentence in untested(capture)]
     return "\n".join(lines)
+
+
+def untested(capture: Capture) -> list[str]:
+    """That the vLLM of a capture is none on which localizer was seen to work, if so."""
+    engine = capture.manifest.engine if capture.manifest is not None else {}
+    adapter, ran = engine.get("adapter"), engine.get("versions")
+    if not isinstance(adapter, dict) or adapter.get("seen") is not False:
+        return []
+    version = ran.get("vllm") if isinstance(ran, dict) else capture.open.source.vllm
+    runner, platform = str(adapter.get("runner")), str(adapter.get("platform"))
+    known = ", ".join(seen_on(platform, runner)) or "no version"
+    return [
+        f"vLLM {clean(str(version))} with the {clean(runner.upper())} model runner on {clean(platform)}; "
+        f"localizer was seen to work there on {known}"
+    ]
 
 
 def details(capture: Capture) -> str:
@@ -36,6 +53,7 @@ def details(capture: Capture) -> str:
     opening, work, source = capture.open, capture.open.workload, capture.open.source
     lines = [f"{clean(capture.label)}  {'complete' if capture.complete else 'incomplete'}"]
     lines += [f"  incomplete    {clean(reason)}" for reason in capture.reasons]
+    lines += [f"  untested      {sentence}" for sentence in untested(capture)]
     lines += [
         f"  made          {clean(opening.created)} by localizer {clean(opening.localizer)}",
         f"  source        vLLM {clean(source.vllm) or 'unknown'}, torch {clean(source.torch)}, "

@@ -23,5 +23,5 @@ def seen_on(platform: str, runner: str = "") -> tuple[str, ...]:
 
 
 def is_seen(version: str, platform: str, runner: str = "") -> bool:
-    """Whether a version was seen; a build's label (`0.32.0+cpu`) does not count, a development version does."""
+    """Whether a version was seen; the label of a build (`0.32.0+cpu`) makes no difference."""
     return version.partition("+")[0] in seen_on(platform, runner)
