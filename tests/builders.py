@@ -1,22 +1,23 @@
 """Synthetic captures in the real format, written by the real writer from a few parameters.
 
-The rows come from a toy model: a row is drawn from a hash of its prefix and site, so that rows of equal
-prefix have equal bytes in every capture, and any change is one that a test planted.
+The rows come from a toy model (toy.py) in a toy engine (rounds.py): a row is drawn from a hash of its prefix
+and site, so that rows of equal prefix have equal bytes in every capture, and any change is one that a test
+planted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from rounds import record
+from toy import VOCABULARY, Change, attention, bump, put, toy_row, toy_token
 
 from localizer.store import schema, tensors
-from localizer.store.dtypes import NUMPY
-from localizer.store.prefix import prefix_digest
 from localizer.store.schema import (
     Coverage,
     Manifest,
@@ -32,6 +33,10 @@ from localizer.store.schema import (
 from localizer.store.writer import RankWriter
 from localizer.wire.spec import (
     ALL_ROWS,
+    AUXILIARY,
+    DRAFT,
+    DRAFT_LOGIT_ROWS,
+    DRAFT_ROWS,
     HIDDEN,
     INPUT_IDS,
     LOGIT_ROWS,
@@ -42,13 +47,15 @@ from localizer.wire.spec import (
     TOKEN_ROWS,
 )
 
-HEADS, HEAD_DIM, WIDTH, VOCABULARY = 3, 4, 8, 16
+__all__ = [
+    "BFLOAT16", "Change", "Plan", "Where", "attention", "bare", "bump", "drafted", "pair", "put", "toy_row",
+    "toy_token", "write",
+]  # fmt: skip
+
+HEADS, HEAD_DIM, WIDTH = 3, 4, 8
 
 Where = tuple[str, int, str]
-"""(request, position, site)."""
-
-Change = Callable[[np.ndarray], np.ndarray]
-"""Takes the row as computed and returns the row as recorded."""
+"""(request, position, site); a draft's site ends with `@` and the draft step, see `drafted`."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,9 @@ class Plan:
         manifest: False leaves the capture as a killed run does.
         chunk: prompt tokens computed per step; None computes a prompt at once.
         only_tokens: record nothing but what vLLM returned.
+        speculate: draft tokens of a proposal; 0 does not speculate.
+        method: "eagle3" has auxiliary hidden states, "eagle" and "draft_model" have none; "ngram" no draft.
+        proposals: tokens proposed after (request, base position) where they are not the toy draft's.
     """
 
     name: str = "candidate"
@@ -86,6 +96,10 @@ class Plan:
     unfinished: frozenset[str] = frozenset()
     chunk: int | None = None
     only_tokens: bool = False
+    speculate: int = 0
+    method: str = "eagle3"
+    proposals: Mapping[tuple[str, int], Sequence[int]] = field(default_factory=dict)
+    draft_files: Mapping[str, str] = field(default_factory=dict)
     model_files: Mapping[str, str] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     running: Mapping[str, Any] = field(default_factory=dict)
@@ -97,6 +111,13 @@ class Plan:
     @property
     def layer_numbers(self) -> tuple[int, ...]:
         return tuple(range(self.layers)) if isinstance(self.layers, int) else self.layers
+
+    @property
+    def draft_layers(self) -> tuple[int, ...]:
+        """Numbers of the draft's layers: they go on from the target's, but for a draft model's own."""
+        if not self.speculate or self.method == "ngram":
+            return ()
+        return (0, 1) if self.method == "draft_model" else (max(self.layer_numbers) + 1,)
 
     @property
     def requests(self) -> list[str]:
@@ -127,63 +148,28 @@ class Plan:
             sites += [
                 _site(attention(number, kind), ALL_ROWS, self.dtype, shapes[kind]) for kind in SITE_KINDS
             ]
+        if self.speculate and self.method == "eagle3":
+            sites += [_site(f"{AUXILIARY}/{index}", ALL_ROWS, self.dtype, (WIDTH,)) for index in range(3)]
         sites += [
             _site(HIDDEN, LOGIT_ROWS, self.dtype, (WIDTH,)),
             _site(LOGITS, LOGIT_ROWS, self.dtype, (VOCABULARY,)),
-            _site(TOKEN, TOKEN_ROWS, "int64", ()),
         ]
+        for number in self.draft_layers:
+            if number == self.draft_layers[0]:
+                sites.append(_site(DRAFT + INPUT_IDS, DRAFT_ROWS, "int32", ()))
+                sites.append(_site(DRAFT + POSITIONS, DRAFT_ROWS, "int64", ()))
+            sites += [
+                _site(DRAFT + attention(number, kind), DRAFT_ROWS, self.dtype, shapes[kind])
+                for kind in SITE_KINDS
+            ]
+        if self.draft_layers:
+            sites.append(_site(DRAFT + HIDDEN, DRAFT_LOGIT_ROWS, self.dtype, (WIDTH,)))
+            sites.append(_site(DRAFT + LOGITS, DRAFT_LOGIT_ROWS, self.dtype, (VOCABULARY,)))
+        sites.append(_site(TOKEN, TOKEN_ROWS, "int64", ()))
         return [
             _site(site.name, site.rows, *self.layouts[site.name]) if site.name in self.layouts else site
             for site in sites
         ]
-
-
-def attention(layer: int, kind: str) -> str:
-    """The name of an attention site."""
-    return f"model.layers.{layer}.self_attn.attn/{kind}"
-
-
-def toy_token(tokens: Sequence[int]) -> int:
-    """The token that the toy model returns after `tokens`."""
-    return prefix_digest(tokens)[0] % (VOCABULARY - 4) + 2
-
-
-def toy_row(tokens: Sequence[int], site: Site) -> np.ndarray:
-    """The row of a site at the last of `tokens`."""
-    shape = site.shape or ()
-    if site.name in (INPUT_IDS, POSITIONS):
-        value = {INPUT_IDS: tokens[-1], POSITIONS: len(tokens) - 1}[site.name]
-        return np.full(shape, value, NUMPY[site.dtype])
-    seed = int.from_bytes(prefix_digest(tokens, site.name.encode())[:8], "little")
-    random = np.random.Generator(np.random.PCG64(seed))
-    if NUMPY[site.dtype].kind in "iu":
-        return random.integers(1, 100, shape).astype(NUMPY[site.dtype])
-    row = random.uniform(0.5, 1.5, shape).astype(NUMPY[site.dtype])
-    if site.name == LOGITS:
-        row[toy_token(tokens)] = 4.0
-    return row
-
-
-def bump(index: tuple[int, ...] = (0,), ulps: int = 1) -> Change:
-    """A change of one element by some units in the last place."""
-
-    def change(row: np.ndarray) -> np.ndarray:
-        bits = row.copy().view(np.dtype(f"u{row.dtype.itemsize}"))
-        bits[index] += ulps
-        return bits.view(row.dtype)
-
-    return change
-
-
-def put(value: float, index: tuple[int, ...] = (0,)) -> Change:
-    """A change of one element to a value."""
-
-    def change(row: np.ndarray) -> np.ndarray:
-        row = row.copy()
-        row[index] = value
-        return row
-
-    return change
 
 
 def write(root: Path, plan: Plan) -> Path:
@@ -197,7 +183,7 @@ def write(root: Path, plan: Plan) -> Path:
     writer = RankWriter(folder, 0, plan.requests, prompts)
     writer.register([bare(site) for site in ([] if plan.only_tokens else plan.sites())], plan.payload)
     if not plan.only_tokens:
-        _record(writer, plan)
+        record(writer, plan)
     summary = writer.close()
     if plan.manifest:
         counts = dict(summary.counts)
@@ -210,65 +196,9 @@ def write(root: Path, plan: Plan) -> Path:
     return folder
 
 
-def _record(writer: RankWriter, plan: Plan) -> None:
-    """Compute the rounds one after the other, each request's prompt in chunks, then token by token."""
-    sites = plan.sites()
-    for index, site in enumerate(sites):
-        writer.layout(index, site.dtype, site.shape or ())
-    step = 0
-    for names in schema.rounds(list(plan.matrix), plan.repeats):
-        writer.round({f"{name}-internal": name for name in names})
-        done = dict.fromkeys(names, 0)
-        while True:
-            counts = {name: count for name in names if (count := _next(plan, name, done[name]))}
-            if not counts:
-                break
-            _step(writer, plan, sites, step, counts, done)
-            for name, count in counts.items():
-                done[name] += count
-            step += 1
-
-
-def _next(plan: Plan, request: str, done: int) -> int:
-    """How many rows a request gets in its next step."""
-    prompt, total = len(plan.prompt(request)), len(plan.prompt(request)) + len(plan.tokens(request)) - 1
-    if done < prompt:
-        return min(prompt - done, plan.chunk or prompt)
-    return int(done < total)
-
-
-def _step(
-    writer: RankWriter,
-    plan: Plan,
-    sites: list[Site],
-    step: int,
-    counts: Mapping[str, int],
-    done: Mapping[str, int],
-) -> None:
-    texts = {name: [*plan.prompt(name), *plan.tokens(name)] for name in counts}
-    spots = [(name, position) for name in counts for position in range(done[name], done[name] + counts[name])]
-    writer.begin_step(
-        step,
-        [f"{name}-internal" for name in counts],
-        list(counts.values()),
-        [texts[name][position] for name, position in spots],
-        [position for _, position in spots],
-        [1] * len(counts),
-    )
-    feeding = [(name, done[name] + count - 1) for name, count in counts.items()]
-    for index, site in enumerate(sites[:-1]):  # the writer itself records the tokens
-        for row, (name, position) in enumerate(spots if site.rows == ALL_ROWS else feeding):
-            where = name, position, site.name
-            if where not in plan.absent:
-                array = toy_row(texts[name][: position + 1], site)
-                array = plan.changes.get(where, lambda row: row)(array)
-                writer.rows(index, row, 1, memoryview(np.ascontiguousarray(array).tobytes()))
-    sampled = {
-        f"{name}-internal": [texts[name][position + 1]]
-        for name, position in feeding
-        if len(plan.prompt(name)) <= position + 1 < len(texts[name])
-    }
-    writer.end_step(sampled)
+def drafted(site: str, step: int) -> str:
+    """A draft's site in a certain draft step, as plans name it."""
+    return f"{DRAFT}{site}@{step}"
 
 
 def bare(site: Site) -> Site:
@@ -301,6 +231,9 @@ def _open(plan: Plan) -> Open:
         ),
         workload=Workload(
             model=Model(name="toy", path="/models/toy", files=dict(plan.model_files)),
+            draft=Model(name="toy-draft", path="/models/draft", files=dict(plan.draft_files))
+            if plan.draft_layers
+            else None,
             matrix=list(plan.matrix),
             repeats=plan.repeats,
             prompt_tokens=len(plan.prompts[0]) if plan.prompts else 0,
