@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
-from builders import Plan, attention, bump, pair, put, toy_token
+from builders import Plan, attention, bump, drafted, pair, put, toy_token
 
 from localizer.diff import diff
 from localizer.diff.result import Result
@@ -14,6 +15,9 @@ from localizer.wire.spec import LOGITS
 PROMPTS = ((1, 2, 3), (4, 5, 6), (7, 8, 9))
 LATE = "r02.02"
 BASE = Plan(layers=32, prompts=PROMPTS, matrix=(1, 2, 3), repeats=1)
+SPECULATING = Plan(
+    layers=4, prompts=PROMPTS, matrix=(1, 3), max_tokens=12, speculate=3, draft_files={"model": "cd34"}
+)
 
 
 def _flipped() -> dict[str, object]:
@@ -41,6 +45,17 @@ CASES: dict[str, tuple[Plan, dict[str, object]]] = {
     ),
     "models": (Plan(model_files={"a.safetensors": "aa"}), {"model_files": {"a.safetensors": "bb"}}),
     "workloads": (Plan(), {"matrix": (2, 2), "changes": {("r00.01", 4, attention(1, "query")): bump()}}),
+    "draft": (
+        SPECULATING,
+        {
+            "changes": {("r01.01", 9, drafted(attention(4, "query"), 1)): bump((2, 1), 3)},
+            "overlay": {"v1/spec_decode/eagle.py": "ab12"},
+        },
+    ),
+    "speculation": (
+        dataclasses.replace(SPECULATING, speculate=0),
+        {"speculate": 3, "engine": {"speculative_config": {"num_speculative_tokens": 3}}},
+    ),
     "hostile": (
         Plan(state="incomplete", reasons=("\x1b[2J[red]gone[/red]\u202e\nline",)),
         {"engine": {"\x9b31m[bold]x": "\x07\u2028[/]"}, "vllm": "\x1b]0;title\x07"},

@@ -20,7 +20,6 @@ class Alignment:
         by: "request+prefix" or "prefix"; rows of equal key pair in the order in which they were computed.
         candidate, parent: int64 [pairs], row i of the one pairs with row i of the other; `candidate` ascends.
         unpaired_candidate, unpaired_parent: int64, the other rows.
-        without_prefix: rows (candidate, parent) whose prefix is unknown; they are among the unpaired.
         sites: names of the shared sites, in the candidate's execution order.
         candidate_sites, parent_sites: int64 [sites], their columns in the two tables.
         candidate_only, parent_only: names of the other sites.
@@ -31,7 +30,6 @@ class Alignment:
     parent: np.ndarray
     unpaired_candidate: np.ndarray
     unpaired_parent: np.ndarray
-    without_prefix: tuple[int, int]
     sites: tuple[str, ...]
     candidate_sites: np.ndarray
     parent_sites: np.ndarray
@@ -64,7 +62,6 @@ def align(candidate: Capture, parent: Capture) -> Alignment:
         parent=right,
         unpaired_candidate=_others(left, len(candidate.table)),
         unpaired_parent=_others(right, len(parent.table)),
-        without_prefix=(int((~_known(candidate.table)).sum()), int((~_known(parent.table)).sum())),
         sites=shared,
         candidate_sites=np.array([ours[name] for name in shared], np.int64),
         parent_sites=np.array([theirs[name] for name in shared], np.int64),

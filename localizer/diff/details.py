@@ -63,7 +63,7 @@ class Details:
             )
         return detail
 
-    def logits(self, row: int, other: int) -> Logits | None:
+    def logits(self, row: int, other: int, site: str = LOGITS) -> Logits | None:
         """The two highest logits of both rows; None where they were not kept."""
-        both = self.rows(LOGITS, row, other)
+        both = self.rows(site, row, other)
         return None if both is None else numerics.logits(*both)

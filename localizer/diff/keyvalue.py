@@ -6,27 +6,55 @@ import numpy as np
 
 from localizer.diff.align import Alignment
 from localizer.diff.compare import Comparison
+from localizer.diff.places import Place
 from localizer.diff.result import KeyValueRows
+from localizer.store.expected import is_draft
 from localizer.store.prefix import RequestPrefixes
 from localizer.store.reader import Capture
 
 
 def key_value_rows(
-    candidate: Capture, alignment: Alignment, comparison: Comparison, pair: int, layer: str
+    candidate: Capture, alignment: Alignment, comparison: Comparison, pair: int, output: Place
 ) -> KeyValueRows:
     """Look at the layer's key and value rows of all earlier positions of a row's request.
 
-    A position counts by the rows of its own request; one that the request did not compute (a prefix-cache
-    hit) counts by the rows of equal prefix that other requests computed earlier.
+    For the target, a position counts by the rows of its own request; one that the request did not compute (a
+    prefix-cache hit) counts by the rows of equal prefix that other requests computed earlier. For a draft, a
+    position counts by the row of the request that wrote it last.
     """
-    columns, prefixes = candidate.table.columns, candidate.table.prefix
     row = int(alignment.candidate[pair])
-    position, step, request = (int(columns[name][row]) for name in ("position", "step", "request"))
-    sites = [i for i, name in enumerate(alignment.sites) if name in (f"{layer}/key", f"{layer}/value")]
-    chain = _chain(candidate, row)
+    position = int(candidate.table.columns["position"][row])
+    names = {f"{output.layer}/key", f"{output.layer}/value"}
+    sites = [index for index, name in enumerate(alignment.sites) if name in names]
     nothing = KeyValueRows(positions=position, equal=0, differ=0, not_compared=position)
-    if len(sites) < 2 or chain is None:
+    if len(sites) < 2:
         return nothing
+    if output.draft:
+        known, differ = _written_last(candidate, alignment, comparison, row, sites)
+    else:
+        chain = _chain(candidate, row)
+        if chain is None:
+            return nothing
+        known, differ = _on_chain(candidate, alignment, comparison, row, sites, chain)
+    return KeyValueRows(
+        positions=position,
+        equal=known - differ,
+        differ=differ,
+        not_compared=position - known,
+    )
+
+
+def _on_chain(
+    candidate: Capture,
+    alignment: Alignment,
+    comparison: Comparison,
+    row: int,
+    sites: list[int],
+    chain: np.ndarray,
+) -> tuple[int, int]:
+    """For a row of the target: how many earlier positions were compared, and how many of them differ."""
+    columns, prefixes = candidate.table.columns, candidate.table.prefix
+    position, step, request = (int(columns[name][row]) for name in ("position", "step", "request"))
     rows = alignment.candidate
     eligible = np.flatnonzero((columns["position"][rows] < position) & (columns["step"][rows] <= step))
     at = columns["position"][rows[eligible]]
@@ -41,22 +69,38 @@ def key_value_rows(
     foreign[at[~own]] = True
     foreign_different[at[~own & differ]] = True
     different |= ~computed & foreign_different
-    known = computed | foreign
-    return KeyValueRows(
-        positions=position,
-        equal=int((known & ~different).sum()),
-        differ=int(different.sum()),
-        not_compared=int((~known).sum()),
-    )
+    return int((computed | foreign).sum()), int(different.sum())
+
+
+def _written_last(
+    candidate: Capture, alignment: Alignment, comparison: Comparison, row: int, sites: list[int]
+) -> tuple[int, int]:
+    """For a row of a draft: how many earlier positions were compared, and how many of them differ."""
+    columns = candidate.table.columns
+    before = {name: columns[name][:row] for name in ("request", "position", "kind")}
+    mine = is_draft(before) & (before["request"] == columns["request"][row])
+    rows = np.flatnonzero(mine & (before["position"] < columns["position"][row]))[::-1]
+    _, last = np.unique(before["position"][rows], return_index=True)  # rows are in the order of computation
+    pairs = np.flatnonzero(np.isin(alignment.candidate, rows[last]))
+    where = np.ix_(pairs, np.array(sites))
+    known = comparison.compared[where].all(axis=1)
+    return int(known.sum()), int((known & comparison.differ[where].any(axis=1)).sum())
 
 
 def _chain(candidate: Capture, row: int) -> np.ndarray | None:
-    """uint8 [position, 16]: prefixes of the earlier positions of a row's request; None if not known."""
+    """uint8 [position, 16]: prefixes of the earlier positions of a row's request; None if not known.
+
+    The tokens are the prompt's, the returned ones, and those of the row's own step: drafts being verified.
+    """
     columns = candidate.table.columns
     request = candidate.requests[columns["request"][row]]
     position = int(columns["position"][row])
     prompt = candidate.prompts[request]
+    same = (columns["step"] == columns["step"][row]) & (columns["request"] == columns["request"][row])
+    same &= ~is_draft(columns) & (columns["position"] <= position)
     tokens = [*prompt, *candidate.outputs.get(request, [])][: position + 1]
+    for at, token in zip(columns["position"][same].tolist(), columns["token"][same].tolist(), strict=True):
+        tokens[at : at + 1] = [token]
     if len(tokens) <= position or tokens[position] != columns["token"][row]:
         return None
     prefixes = RequestPrefixes(prompt)

@@ -1,4 +1,4 @@
-"""Where the first difference enters, in causal order: step, request, position, execution order."""
+"""Where the first difference enters, in causal order: step, draft step, request, position, execution."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from localizer.diff import numerics
 from localizer.diff.align import Alignment
 from localizer.diff.compare import Comparison
 from localizer.diff.details import Details
+from localizer.diff.drafts import Feeding, draft_steps
 from localizer.diff.keyvalue import key_value_rows
-from localizer.diff.places import FINAL, INPUTS, LM_HEAD, OUTPUT, QKV, SAMPLER, Place, place, upstream
+from localizer.diff.places import FINAL, INPUTS, INSIDE, LM_HEAD, OUTPUT, QKV, SAMPLER, Place, place, upstream
 from localizer.diff.result import (
     Amplifier,
     Both,
+    Cause,
     Finding,
     RequestFirst,
     Segment,
@@ -26,10 +28,15 @@ from localizer.store.reader import Capture
 from localizer.store.schema import KINDS
 from localizer.wire.spec import LOGITS
 
-BLAMES = ("inputs", "code-between", "attention", "final", "lm-head", "sampler", "unobserved")
-"""What a segment holds; "unobserved" says that nothing upstream was compared on the row."""
+BLAMES = (
+    *("inputs", "code-between", "attention", "final", "lm-head", "sampler", "unobserved"),
+    *("auxiliary", "draft-entry"),
+)
+"""What a segment holds. "unobserved": nothing upstream was compared on the row; "auxiliary": anything up to
+an unknown place inside the forward; "draft-entry": what takes the draft's inputs in, and what was fed it."""
 
-WRONG_INPUTS, CODE_BETWEEN, IN_ATTENTION, IN_FINAL, IN_LM_HEAD, IN_SAMPLER, NOTHING_UPSTREAM = BLAMES
+WRONG_INPUTS, CODE_BETWEEN, IN_ATTENTION, IN_FINAL, IN_LM_HEAD, IN_SAMPLER, NOTHING_UPSTREAM = BLAMES[:7]
+IN_AUXILIARY, DRAFT_ENTRY = BLAMES[7:]
 
 DETAILED_REQUESTS = 256
 """Requests whose own first difference is described from its payload."""
@@ -57,13 +64,19 @@ class CausalOrder:
 
 
 def causal_order(candidate: Capture, alignment: Alignment, differ: np.ndarray) -> CausalOrder:
-    """Sort the differing pairs by the candidate's (step, request, position)."""
+    """Sort the differing pairs by the candidate's (step, draft step, request, position)."""
     pairs = np.flatnonzero(differ.any(axis=1))
-    rows, columns = alignment.candidate[pairs], candidate.table.columns
-    order = np.lexsort((columns["position"][rows], columns["request"][rows], columns["step"][rows]))
-    pairs = pairs[order]
+    order = causal_sort(candidate, alignment.candidate[pairs])
+    rows, pairs, columns = alignment.candidate[pairs], pairs[order], candidate.table.columns
     first_site = differ[pairs].argmax(axis=1) if len(pairs) else np.zeros(0, np.int64)
     return CausalOrder(pairs, first_site, columns["request"][rows[order]])
+
+
+def causal_sort(capture: Capture, rows: np.ndarray) -> np.ndarray:
+    """Indices that sort rows by step, draft step (the target first), request and position."""
+    columns = {name: capture.table.columns[name][rows] for name in ("position", "request", "step", "kind")}
+    keys = columns["position"], columns["request"], draft_steps(columns["kind"]), columns["step"]
+    return np.lexsort(keys)
 
 
 class Localizer:
@@ -82,6 +95,7 @@ class Localizer:
         self._details = details
         self._places = [place(name) for name in alignment.sites]
         self._order = causal_order(candidate, alignment, comparison.differ)
+        self._feeding = Feeding(candidate, parent, alignment)
         self._all_layers = candidate.open.observer.layers == parent.open.observer.layers == "all"
         self._skipped = {
             name
@@ -94,6 +108,16 @@ class Localizer:
         """The causally first difference."""
         return self._finding(0) if len(self._order.pairs) else None
 
+    def first_of_target(self) -> Cause | None:
+        """The causally first difference in a row of the target, if the first of all is a draft's."""
+        draft = np.array([where.draft for where in self._places], np.bool_)[self._order.site]
+        where = np.flatnonzero(~draft)
+        if not len(where) or where[0] == 0:
+            return None
+        pair, site = int(self._order.pairs[where[0]]), int(self._order.site[where[0]])
+        request, position, step = self._row(int(self._alignment.candidate[pair]))
+        return Cause(request=request, position=position, step=step, site=self._places[site].name)
+
     def requests(self) -> list[RequestFirst]:
         """The first difference of each request, in causal order."""
         _, where = np.unique(self._order.request, return_index=True)
@@ -104,7 +128,7 @@ class Localizer:
         return [RequestFirst(request=finding.request, first=finding) for finding in findings]
 
     def amplifier(self) -> Amplifier | None:
-        """The first row whose argmax flips; None where there is none among the rows read, or no payload."""
+        """The target's first row whose argmax flips; None if none of those read does, or without payload."""
         if LOGITS not in self._alignment.sites or not self._details.stored(LOGITS):
             return None
         site = self._alignment.sites.index(LOGITS)
@@ -118,7 +142,7 @@ class Localizer:
         return None
 
     def sites(self) -> list[SiteResult]:
-        """Every shared site on all paired rows."""
+        """Every shared site on all paired rows: the target's, which end with its token, then the draft's."""
         compared = self._comparison.compared.sum(axis=0)
         differ = self._comparison.differ.sum(axis=0)
         results = []
@@ -139,7 +163,7 @@ class Localizer:
                     rows_read=sum(detail.class_ is not None for detail in read),
                 )
             )
-        return results
+        return [item for draft in (False, True) for item in results if place(item.name).draft == draft]
 
     def _worst_rows(self, site: int) -> list[numerics.Detail]:
         pairs = self._order.pairs[self._comparison.differ[self._order.pairs, site]][:READ_ROWS]
@@ -183,9 +207,15 @@ class Localizer:
             max_rel=detail.max_rel,
             cosine=detail.cosine,
             values=detail.values,
-            logits=self._details.logits(row, other) if detailed and name == LOGITS else None,
-            key_value=key_value_rows(self._candidate, self._alignment, self._comparison, pair, before.layer)
+            logits=self._details.logits(row, other, name) if detailed and before.stage == LM_HEAD else None,
+            key_value=key_value_rows(self._candidate, self._alignment, self._comparison, pair, before)
             if detailed and before.stage == OUTPUT
+            else None,
+            fed_by=self._feeding.of(row, other)
+            if detailed
+            and before.draft
+            and before.stage != INPUTS
+            and (start is None or start.stage == INPUTS)
             else None,
             unobserved=self._unobserved(after, site, compared),
             parent_request=self._parent.requests[theirs["request"][other]],
@@ -197,18 +227,27 @@ class Localizer:
         before = self._places[site]
         start = None if after is None else self._places[after]
         inside = [] if after is None else [i for i in range(after + 1, site) if not compared[i]]
+        mine = before.draft
+        inside = [i for i in inside if self._places[i].draft == mine and self._places[i].stage != INSIDE]
         sites = [self._places[i].name for i in inside if self._places[i].group != before.group]
         if before.stage == OUTPUT:
             there = {self._places[i].name for i in range(site) if compared[i]}
             parts = [f"{before.layer}/{part}" for part in ("query", "key", "value")]
             sites += [name for name in parts if name not in there and name not in sites]
         sites = [name for name in sites if name not in self._skipped]
-        low = None if start is None else -1 if start.stage == INPUTS else start.number
+        low = None if start is None else self._before_first(mine) if start.stage == INPUTS else start.number
         layers = list(range(low + 1, before.number)) if low is not None and before.number is not None else []
         if start is not None and before.stage in (FINAL, LM_HEAD, SAMPLER):
             layers = sorted({number for i in inside if (number := self._places[i].number) not in (None, low)})
-        later = not self._all_layers and start is not None and start.stage in (INPUTS, QKV, OUTPUT)
+        later = (
+            not self._all_layers and start is not None and start.stage in (INPUTS, QKV, OUTPUT) and not mine
+        )
         return Unobserved(layers=layers, sites=sites, later_layers=later and not before.layer)
+
+    def _before_first(self, draft: bool) -> int:
+        """The number before that of the first layer; a draft's, all tapped, may go on from the target's."""
+        numbers = (where.number for where in self._places if draft and where.draft)
+        return min((number for number in numbers if number is not None), default=0) - 1
 
 
 def blame_of(after: Place | None, before: Place) -> str:
@@ -217,6 +256,10 @@ def blame_of(after: Place | None, before: Place) -> str:
         return WRONG_INPUTS
     if after is None:
         return NOTHING_UPSTREAM
+    if before.stage == INSIDE:
+        return IN_AUXILIARY
+    if before.draft and after.stage == INPUTS:
+        return DRAFT_ENTRY
     if before.stage == OUTPUT and after.stage == QKV and after.layer == before.layer:
         return IN_ATTENTION
     whole = {(FINAL, OUTPUT): IN_FINAL, (LM_HEAD, FINAL): IN_LM_HEAD, (SAMPLER, LM_HEAD): IN_SAMPLER}

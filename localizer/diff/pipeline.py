@@ -9,6 +9,7 @@ from localizer.diff.align import Alignment, align, workloads_equal
 from localizer.diff.compare import Comparison, compare
 from localizer.diff.details import Details
 from localizer.diff.localize import Localizer
+from localizer.diff.places import place
 from localizer.diff.result import (
     NO_CONTROL,
     Both,
@@ -23,7 +24,9 @@ from localizer.diff.result import (
     SiteCoverage,
     Symptom,
 )
+from localizer.diff.speculation import speculation
 from localizer.diff.tokens import DecidingSteps, TokenComparison, compare_tokens
+from localizer.diff.unpaired import unpaired_rows
 from localizer.store.reader import Capture
 
 
@@ -44,9 +47,15 @@ def diff(candidate: Capture, parent: Capture) -> Result:
     details = Details(candidate, parent)
     localizer = Localizer(candidate, parent, alignment, comparison, details)
     first = localizer.first()
+    speculated = speculation(candidate, parent, alignment)
+    other_drafts = 0 if speculated is None or obstacles else speculated.proposals.differ
     incomplete = verdict.incompleteness(candidate, parent, coverage)
     found, reasons = verdict.decide(
-        obstacles, incomplete, verdict.unsteady(parity.tokens), parity.tokens, coverage.pairs.differ
+        obstacles,
+        incomplete,
+        verdict.unsteady(parity.tokens),
+        parity.tokens,
+        coverage.pairs.differ + other_drafts,
     )
     return Result(
         verdict=found,
@@ -55,9 +64,11 @@ def diff(candidate: Capture, parent: Capture) -> Result:
         workloads_equal=equal,
         captures=Both(candidate=_facts(candidate), parent=_facts(parent)),
         tokens=parity.tokens,
+        speculation=speculated,
         first=first,
         rows=Rows(
             cause=_cause(first),
+            target=localizer.first_of_target(),
             amplifier=localizer.amplifier(),
             symptom=_symptom(candidate, parent, alignment, parity, details),
         ),
@@ -85,6 +96,13 @@ def cover(
     ours = {request.candidate: request.first for request in parity.requests}
     theirs = {request.parent: request.first for request in parity.requests}
     files = candidate.open.workload.model.files, parent.open.workload.model.files
+    drafts = candidate.open.workload.draft, parent.open.workload.draft
+    draft_files = [draft.files if draft is not None else {} for draft in drafts]
+    draft_sites = np.array([place(name).draft for name in alignment.sites], np.bool_)
+    unpaired = (
+        unpaired_rows(candidate, alignment.unpaired_candidate, ours),
+        unpaired_rows(parent, alignment.unpaired_parent, theirs),
+    )
     return Coverage(
         rows=RowCoverage(
             paired_by=alignment.by,
@@ -92,11 +110,10 @@ def cover(
             parent=len(parent.table),
             paired=len(alignment),
             unpaired=Both(candidate=len(alignment.unpaired_candidate), parent=len(alignment.unpaired_parent)),
-            past_token_difference=Both(
-                candidate=_past_difference(candidate, alignment.unpaired_candidate, ours),
-                parent=_past_difference(parent, alignment.unpaired_parent, theirs),
-            ),
-            without_prefix=Both(candidate=alignment.without_prefix[0], parent=alignment.without_prefix[1]),
+            past_token_difference=Both(candidate=unpaired[0].past, parent=unpaired[1].past),
+            without_prefix=Both(candidate=unpaired[0].unknown, parent=unpaired[1].unknown),
+            draft_padding=Both(candidate=unpaired[0].padding, parent=unpaired[1].padding),
+            without_counterpart=Both(candidate=unpaired[0].others, parent=unpaired[1].others),
         ),
         sites=SiteCoverage(
             shared=len(alignment.sites),
@@ -107,6 +124,8 @@ def cover(
         pairs=PairCoverage(
             compared=int(comparison.compared.sum()),
             differ=int(comparison.differ.sum()),
+            draft_compared=int(comparison.compared[:, draft_sites].sum()),
+            draft_differ=int(comparison.differ[:, draft_sites].sum()),
             missing=Both(
                 candidate=int(comparison.missing_candidate.sum()), parent=int(comparison.missing_parent.sum())
             ),
@@ -114,19 +133,8 @@ def cover(
         layers=Both(candidate=_layers(candidate), parent=_layers(parent)),
         payload=Both(candidate=len(candidate.payload), parent=len(parent.payload)),
         model_files_equal=files[0] == files[1] if all(files) else None,
+        draft_files_equal=draft_files[0] == draft_files[1] if all(draft_files) else None,
     )
-
-
-def _past_difference(capture: Capture, rows: np.ndarray, first: dict[str, int | None]) -> int:
-    """How many of `rows` lie at or behind the first different token of their request."""
-    never = np.iinfo(np.int64).max
-    limits = np.full(len(capture.requests), never, np.int64)
-    for number, name in enumerate(capture.requests):
-        index = first.get(name)
-        if index is not None:
-            limits[number] = len(capture.prompts[name]) + index
-    columns = capture.table.columns
-    return int((columns["position"][rows] >= limits[columns["request"][rows]]).sum())
 
 
 def _layers(capture: Capture) -> str:

@@ -122,6 +122,24 @@ class KeyValueRows(Record, frozen=True, kw_only=True):
     not_compared: int
 
 
+class FedBy(Record, frozen=True, kw_only=True):
+    """The row whose hidden states were fed to a draft's row: of the same request, in the same step.
+
+    Attributes:
+        draft_step: of that row; 0 for a row of the target.
+        position: of that row.
+        sites: what both captures hold of it: the target's hidden states, or all of the draft's own sites.
+        equal, differ, not_compared: how many of these sites; `not_compared` were not recorded on both sides.
+    """
+
+    draft_step: int
+    position: int
+    sites: list[str]
+    equal: int
+    differ: int
+    not_compared: int
+
+
 class Value(Record, frozen=True, kw_only=True):
     """One element: its bytes, most significant first, and its decimal value."""
 
@@ -158,6 +176,7 @@ class Finding(Record, frozen=True, kw_only=True):
         parent_request, parent_step: the row it was paired with.
         segment, blame, unobserved: see `localizer.diff.localize`.
         key_value: only for attention outputs.
+        fed_by: only where a segment begins with the draft; None too for a draft that takes no hidden states.
         class_: the worst class of an element, see `localizer.diff.numerics`.
         elements_differ, elements, first_element: first index in the shape of the row.
         max_ulp, max_abs, max_rel: over elements that are finite on both sides; `max_rel` is relative to the
@@ -185,6 +204,7 @@ class Finding(Record, frozen=True, kw_only=True):
     values: Both[Value] | None
     logits: Logits | None
     key_value: KeyValueRows | None
+    fed_by: FedBy | None
     unobserved: Unobserved
     parent_request: str
     parent_step: int
@@ -226,9 +246,10 @@ class Symptom(Record, frozen=True, kw_only=True):
 
 
 class Rows(Record, frozen=True, kw_only=True):
-    """Three places of one divergence, often different rows."""
+    """Places of one divergence, often different rows; `target` is told only where `cause` is a draft's."""
 
     cause: Cause | None
+    target: Cause | None
     amplifier: Amplifier | None
     symptom: Symptom | None
 
@@ -257,8 +278,10 @@ class RowCoverage(Record, frozen=True, kw_only=True):
         paired_by: "request+prefix" when the workloads are equal, else "prefix".
         candidate, parent, paired: rows.
         unpaired: rows without a counterpart.
-        past_token_difference: those of `unpaired` that follow a different token of their request.
-        without_prefix: those of `unpaired` whose earlier tokens are unknown.
+        draft_padding: those of `unpaired` that a draft computed for rejected tokens: never compared.
+        past_token_difference: those of the other `unpaired` that follow a different token of their request.
+        without_prefix: those of the other `unpaired` whose earlier tokens are unknown.
+        without_counterpart: by kind, those of `unpaired` that are neither padding nor past a difference.
     """
 
     paired_by: str
@@ -268,6 +291,8 @@ class RowCoverage(Record, frozen=True, kw_only=True):
     unpaired: Both[int]
     past_token_difference: Both[int]
     without_prefix: Both[int]
+    draft_padding: Both[int]
+    without_counterpart: Both[dict[str, int]]
 
 
 class SiteCoverage(Record, frozen=True, kw_only=True):
@@ -280,10 +305,12 @@ class SiteCoverage(Record, frozen=True, kw_only=True):
 
 
 class PairCoverage(Record, frozen=True, kw_only=True):
-    """Row x site pairs."""
+    """Row x site pairs, and how many of them are a draft's."""
 
     compared: int
     differ: int
+    draft_compared: int
+    draft_differ: int
     missing: Both[int]
 
 
@@ -294,6 +321,7 @@ class Coverage(Record, frozen=True, kw_only=True):
         layers: which attention layers each side was asked to record ("all", "first", indices, "none").
         payload: number of sites of which each side kept rows beside the digests.
         model_files_equal: None where the files of the model are not known on both sides.
+        draft_files_equal: the same of the draft's; None too where a side has no draft model of its own.
     """
 
     rows: RowCoverage
@@ -302,6 +330,54 @@ class Coverage(Record, frozen=True, kw_only=True):
     layers: Both[str]
     payload: Both[int]
     model_files_equal: bool | None
+    draft_files_equal: bool | None
+
+
+class Acceptance(Record, frozen=True, kw_only=True):
+    """What one side verified, and how many of those rows were compared with the other side's.
+
+    Attributes:
+        verifications: of one request in one step.
+        proposed, accepted: draft tokens that were verified, and those taken.
+        accepted_rows, rejected_rows: rows of the target by kind; each verification has one row more than it
+            has draft tokens, the first, which counts as accepted.
+        accepted_paired, rejected_paired: those with a counterpart on the other side.
+        accepted_with_decode: those of `accepted_paired` whose counterpart is a plain decode row.
+    """
+
+    verifications: int
+    proposed: int
+    accepted: int
+    accepted_rows: int
+    rejected_rows: int
+    accepted_paired: int
+    rejected_paired: int
+    accepted_with_decode: int
+
+
+class ProposalFirst(Record, frozen=True, kw_only=True):
+    """The draft's row from which another token was proposed, in the candidate."""
+
+    request: str
+    position: int
+    step: int
+    draft_step: int
+
+
+class Proposals(Record, frozen=True, kw_only=True):
+    """Tokens that the draft proposed from paired rows."""
+
+    compared: int
+    differ: int
+    first: ProposalFirst | None
+
+
+class Speculation(Record, frozen=True, kw_only=True):
+    """Speculative decoding on both sides."""
+
+    candidate: Acceptance
+    parent: Acceptance
+    proposals: Proposals
 
 
 class Difference(Record, frozen=True, kw_only=True):
@@ -322,6 +398,7 @@ class Result(Record, frozen=True, kw_only=True):
     workloads_equal: bool
     captures: Both[CaptureFacts]
     tokens: Tokens
+    speculation: Speculation | None
     first: Finding | None
     rows: Rows
     requests: list[RequestFirst]

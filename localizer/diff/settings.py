@@ -32,6 +32,7 @@ def settings(capture: Capture) -> dict[str, Any]:
         "source": source,
         "overlay": overlay["files"] if overlay else {},
         "model": {"name": work.model.name, "files": work.model.files},
+        "draft": {} if work.draft is None else {"name": work.draft.name, "files": work.draft.files},
         "workload": {
             "matrix": work.matrix,
             "repeats": work.repeats,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from localizer.diff.localize import CODE_BETWEEN, IN_ATTENTION
+from localizer.diff.localize import CODE_BETWEEN, DRAFT_ENTRY, IN_ATTENTION
 from localizer.diff.result import DIVERGED, IDENTICAL, NO_CONTROL, Both, Record, Result
+from localizer.report.counts import count
 from localizer.report.safe import clean
-from localizer.report.wording import count, no_site
+from localizer.report.wording import no_site
 
 
 class Scope(Record, frozen=True, kw_only=True):
@@ -50,6 +51,8 @@ def establishes(result: Result) -> list[str]:
         )
     if cover.model_files_equal:
         said.append("Both sources read model files of equal digests.")
+    if cover.draft_files_equal:
+        said.append("Both drafts read model files of equal digests.")
     return said
 
 
@@ -107,6 +110,11 @@ def _segment(result: Result) -> list[str]:
             "That the segment's hidden input is equal: the residual stream is not a site, and a difference "
             "that rounding hid from the sites upstream would have entered earlier."
         )
+    if first.blame == DRAFT_ENTRY and first.fed_by is not None and first.fed_by.draft_step:
+        said.append(
+            "That the hidden states handed on by the draft step before are equal: only those that feed its "
+            "logits are a site."
+        )
     return said
 
 
@@ -120,7 +128,8 @@ def _rows(result: Result) -> list[str]:
             f"{_sides(past, 'row')} there have other prefixes and were not compared."
         )
     others = Both(
-        candidate=rows.unpaired.candidate - past.candidate, parent=rows.unpaired.parent - past.parent
+        candidate=sum(rows.without_counterpart.candidate.values()),
+        parent=sum(rows.without_counterpart.parent.values()),
     )
     if others.candidate or others.parent:
         said.append(f"Anything about {_sides(others, 'row')} without a counterpart of equal prefix.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from localizer.diff.places import place
 from localizer.diff.result import SiteResult
 from localizer.report.blocks import Table
 from localizer.report.safe import clean
@@ -25,6 +26,7 @@ def table(sites: Sequence[SiteResult]) -> Table:
             index if index in own else -1,
             bool(site.rows_differ),
             site.rows_compared == 0,
+            place(site.name).draft,
             _missing(site),
         )
 

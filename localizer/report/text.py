@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
+from localizer.diff.places import place
 from localizer.diff.result import INCONCLUSIVE, Difference, Result
-from localizer.report import sites, wording
+from localizer.report import sites, speculation, wording
 from localizer.report.blocks import Block, Bullets, Line, Table
+from localizer.report.counts import count
 from localizer.report.safe import clean
 from localizer.report.scope import scope
 
@@ -43,8 +45,16 @@ def document(result: Result) -> Iterator[Block]:
             yield Line(f"In the parent the row is of {theirs}.")
         if first.logits is not None:
             yield Line(f"Highest logits: {wording.logits(first.logits)}")
+        if place(first.site).draft and (other := speculation.other_drafts(result)):
+            yield Line(other)
+    if result.rows.target is not None:
+        target = result.rows.target
+        where = f"request {clean(target.request)}, position {target.position} (step {target.step})"
+        yield Line(f"first in a row of the target: {clean(target.site)}, {where}")
     yield Line(f"tokens: {wording.tokens(result.tokens)}")
     yield Line("; ".join(filter(None, [_prompts(result), wording.repeats(result.tokens)])))
+    if result.speculation is not None:
+        yield Line(f"speculation: {speculation.summary(result)}")
     if result.rows.amplifier is not None:
         row = result.rows.amplifier
         where = f"request {clean(row.request)}, position {row.position} (step {row.step})"
@@ -122,27 +132,35 @@ def _coverage(result: Result) -> Iterator[str]:
     cover = result.coverage
     rows, pairs = cover.rows, cover.pairs
     yield (
-        f"{wording.count(rows.paired, 'row')} paired by {rows.paired_by.replace('+', ' and ')}, "
+        f"{count(rows.paired, 'row')} paired by {rows.paired_by.replace('+', ' and ')}, "
         f"of {rows.candidate:,} in the candidate and {rows.parent:,} in the parent"
     )
     past = rows.past_token_difference
     if past.candidate or past.parent:
         yield f"unpaired past a different token: {past.candidate:,} candidate and {past.parent:,} parent rows"
-    unpaired = rows.unpaired.candidate - past.candidate, rows.unpaired.parent - past.parent
-    if any(unpaired):
-        yield f"unpaired otherwise: {unpaired[0]:,} candidate and {unpaired[1]:,} parent rows"
+    others = rows.without_counterpart
+    if others.candidate or others.parent:
+        sides = _kinds("candidate", others.candidate), _kinds("parent", others.parent)
+        yield f"unpaired otherwise: {' and '.join(sides)} rows"
+    padding = rows.draft_padding
+    if padding.candidate or padding.parent:
+        yield f"padding of drafts: {padding.candidate:,} candidate and {padding.parent:,} parent rows"
     unknown = rows.without_prefix
     if unknown.candidate or unknown.parent:
         yield f"of unknown prefix: {unknown.candidate:,} candidate and {unknown.parent:,} parent rows"
-    yield f"{wording.count(pairs.compared, 'row × site pair')} compared, {pairs.differ:,} differ"
+    yield f"{count(pairs.compared, 'row × site pair')} compared, {pairs.differ:,} differ"
     if pairs.missing.candidate or pairs.missing.parent:
         missing = pairs.missing
         yield f"missing pairs: {missing.candidate:,} in the candidate, {missing.parent:,} in the parent"
     for side, names in (("candidate", cover.sites.candidate_only), ("parent", cover.sites.parent_only)):
         if names:
             shown = [clean(name) for name in names[:NAMES_SHOWN]] + ["…"] * (len(names) > NAMES_SHOWN)
-            yield f"only in the {side}: {wording.count(len(names), 'site')} ({', '.join(shown)})"
+            yield f"only in the {side}: {count(len(names), 'site')} ({', '.join(shown)})"
     if cover.sites.not_applicable:
-        yield f"not applicable to this model: {wording.count(len(cover.sites.not_applicable), 'site')}"
+        yield f"not applicable to this model: {count(len(cover.sites.not_applicable), 'site')}"
     layers = {clean(cover.layers.candidate), clean(cover.layers.parent)}
     yield f"attention layers recorded: {' and '.join(sorted(layers))}"
+
+
+def _kinds(side: str, rows: dict[str, int]) -> str:
+    return f"{sum(rows.values()):,} {side}{speculation.kinds(rows)}"

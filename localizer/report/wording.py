@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 from localizer.diff import localize, verdict
-from localizer.diff.places import FINAL, INPUTS, LM_HEAD, OTHER, OUTPUT, QKV, SAMPLER, Place, place
+from localizer.diff.places import FINAL, INPUTS, INSIDE, LM_HEAD, OTHER, OUTPUT, QKV, SAMPLER, Place, place
 from localizer.diff.result import DIVERGED, IDENTICAL, Finding, Logits, Reason, Result, Tokens, TopTwo
+from localizer.report import speculation
+from localizer.report.counts import count
 from localizer.report.safe import clean
 
 _PLACES = {
-    FINAL: "the final hidden states",
-    LM_HEAD: "the logits",
-    SAMPLER: "the sampled token",
+    FINAL: "final hidden states",
+    LM_HEAD: "logits",
+    SAMPLER: "sampled token",
 }
 
 
-def count(number: int, noun: str) -> str:
-    """`1 row`, `1,234 rows`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def site(where: Place) -> str:
-    """A site in words: `the query of layer 18`."""
+    """A site in words: `the query of layer 18`, `the draft's logits`."""
+    whose = "the draft's" if where.draft else "the"
     if where.stage == INPUTS:
-        return f"the {'input ids' if where.part == 'input_ids' else clean(where.part)}"
+        return f"{whose} {'input ids' if where.part == 'input_ids' else clean(where.part)}"
     if where.stage in (QKV, OUTPUT):
         part = "attention output" if where.stage == OUTPUT else where.part
         return f"the {part} of {layer(where)}"
-    return _PLACES.get(where.stage, clean(where.name))
+    if where.stage == INSIDE:
+        return f"the auxiliary hidden states {clean(where.part)}"
+    return f"{whose} {_PLACES[where.stage]}" if where.stage in _PLACES else clean(where.name)
 
 
 def layer(where: Place) -> str:
-    """`layer 18`, or the layer's name where that holds no number."""
-    return f"layer {where.number}" if where.number is not None else clean(where.layer)
+    """`layer 18`, `the draft's layer 8`, or the layer's name where that holds no number."""
+    if where.number is None:
+        return clean(where.layer)
+    return f"the draft's layer {where.number}" if where.draft else f"layer {where.number}"
 
 
 def headline(result: Result) -> str:
@@ -39,16 +41,22 @@ def headline(result: Result) -> str:
     if result.verdict == DIVERGED:
         first, token = result.first, result.tokens.first
         if first is not None:
-            where = f"request {clean(first.request)}, position {first.position} (step {first.step})"
-            return f"diverged: first at {clean(first.site)}, {where}"
+            only = speculation.only_draft(result)
+            return f"diverged: {only}{'; ' if only else ''}first at {clean(first.site)}, {row(first)}"
         if token is not None:
             where = f"request {clean(token.request)}, position {token.position} (output {token.output_index})"
             return f"diverged: only tokens differ, first at {where}; {no_site(result)}"
-        return "diverged"
+        return f"diverged: {speculation.only_proposals(result)}"
     if result.verdict == IDENTICAL:
         pairs = count(result.coverage.pairs.compared, "compared row × site pair")
         return f"identical: every one of {pairs} has equal bytes"
     return f"inconclusive: {'; '.join(reason(item) for item in result.reasons[:1])}"
+
+
+def row(first: Finding) -> str:
+    """Where a finding lies: request, position, step, and the draft step of a draft's row."""
+    draft = f", {clean(first.kind.replace('draft-', 'draft step '))}" if place(first.site).draft else ""
+    return f"request {clean(first.request)}, position {first.position} (step {first.step}{draft})"
 
 
 def no_site(result: Result) -> str:
@@ -77,16 +85,23 @@ def blame(finding: Finding) -> str:
     before = place(finding.site)
     after = place(finding.segment.after) if finding.segment.after is not None else None
     if finding.blame == localize.WRONG_INPUTS:
-        return (
-            f"The inputs of the forward pass differ already: {site(before)}, although the prefix is the same."
-        )
+        what = "draft step" if before.draft else "forward pass"
+        return f"The inputs of the {what} differ already: {site(before)}, although the prefix is the same."
     if after is None:
         return (
             f"{_capital(site(before))} differs, and nothing upstream of it was compared on that row: "
-            "the difference may have entered anywhere before it."
+            f"the difference may have entered anywhere before it.{speculation.fed_by(finding)}"
         )
     differs = f"{_capital(site(before))} {_verb(before, 'differs', 'differ')}"
     equal = f"{differs}, {site(after)} {_verb(after)} equal: "
+    if finding.blame == localize.IN_AUXILIARY:
+        return (
+            f"{equal}anything from the embedding up to where the former are taken may be at fault. They are "
+            "taken between two layers (which ones, EAGLE3's configuration says) and seen only when the forward "
+            "pass returns, so no attention site is known to lie right before them."
+        )
+    if finding.blame == localize.DRAFT_ENTRY:
+        return f"{equal}{_either(_pieces(after, before, finding))}.{speculation.fed_by(finding)}"
     if finding.blame == localize.IN_ATTENTION:
         if after.part == "value" and not finding.unobserved.sites:
             equal = f"{differs}, its query, key and value are equal: "
@@ -123,13 +138,16 @@ def _pieces(after: Place, before: Place, finding: Finding) -> list[str]:
     inside = finding.unobserved
     pieces = []
     if after.stage == INPUTS:
-        pieces.append("the embedding")
+        pieces.append("the draft's embedding" if before.draft else "the embedding")
+    if entry := speculation.takes_in(finding):
+        pieces.append(entry)
     if after.stage == QKV:
         pieces.append(f"the attention of {layer(after)}")
     if after.stage in (QKV, OUTPUT) and before.stage != OTHER and after.layer != before.layer:
         pieces.append(f"o_proj, the norms and the MLP of {layer(after)}")
     if inside.layers:
-        pieces.append(f"{_layers(inside.layers)}, of which no site was compared on that row")
+        whose = "the draft's " if before.draft else ""
+        pieces.append(f"{whose}{_layers(inside.layers)}, of which no site was compared on that row")
     if inside.later_layers:
         behind = "any layer" if after.stage == INPUTS else f"any layer after {layer(after)}"
         pieces.append(f"{behind} that was not recorded")
@@ -165,7 +183,7 @@ def _capital(text: str) -> str:
 
 
 def _verb(where: Place, one: str = "is", many: str = "are") -> str:
-    plural = where.stage in (FINAL, LM_HEAD) or where.part in ("input_ids", "positions")
+    plural = where.stage in (INSIDE, FINAL, LM_HEAD) or where.part in ("input_ids", "positions")
     return many if plural else one
 
 

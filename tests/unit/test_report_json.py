@@ -17,7 +17,7 @@ from localizer.report.formats import render
 
 KEYS = {
     "schema", "verdict", "attribution", "reasons", "workloads_equal", "captures", "tokens", "first", "rows",
-    "requests", "sites", "coverage", "differences", "scope",
+    "requests", "sites", "coverage", "differences", "scope", "speculation",
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
     return make
 
 
-@pytest.mark.parametrize("name", ["attention", "tokens", "killed", "selected", "hostile"])
+@pytest.mark.parametrize("name", ["attention", "tokens", "killed", "selected", "draft", "hostile"])
 def test_json_is_as_expected(made: Made, name: str) -> None:
     golden.check(f"diff-{name}.json", printed(made(name)))
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+from findings import finding
 
-from localizer.diff.localize import blame_of
-from localizer.diff.places import place
 from localizer.diff.result import (
-    Both,
-    Finding,
     KeyValueRows,
     Logits,
     Reason,
-    Segment,
     TopTwo,
     Unobserved,
-    Value,
 )
 from localizer.report import wording
 from localizer.report.safe import clean
@@ -25,35 +19,6 @@ from localizer.wire.spec import HIDDEN, INPUT_IDS, LOGITS, TOKEN
 
 def layer(number: int, kind: str) -> str:
     return f"model.layers.{number}.self_attn.attn/{kind}"
-
-
-def finding(after: str | None, before: str, **more: object) -> Finding:
-    found = Finding(
-        request="r00.00",
-        position=5,
-        kind="decode",
-        step=3,
-        site=before,
-        segment=Segment(after=after, before=before),
-        blame=blame_of(None if after is None else place(after), place(before)),
-        class_="1-ulp",
-        elements_differ=3,
-        elements=576,
-        first_element=[2, 17],
-        max_ulp=1,
-        max_abs=0.0078125,
-        max_rel=0.0078125,
-        cosine=1.0,
-        values=Both(
-            candidate=Value(hex="0x3f81", decimal="1.0078125"), parent=Value(hex="0x3f80", decimal="1.0")
-        ),
-        logits=None,
-        key_value=None,
-        unobserved=Unobserved(),
-        parent_request="r00.00",
-        parent_step=3,
-    )
-    return msgspec.structs.replace(found, **more)
 
 
 def test_between_two_layers() -> None:
