@@ -97,8 +97,8 @@ def blame(finding: Finding) -> str:
     if finding.blame == localize.IN_AUXILIARY:
         return (
             f"{equal}anything from the embedding up to where the former are taken may be at fault. They are "
-            "taken between two layers (which ones, EAGLE3's configuration says) and seen only when the forward "
-            "pass returns, so no attention site is known to lie right before them."
+            "taken between two layers (which ones, EAGLE3's configuration says) and seen only when the "
+            "forward pass returns, so no attention site is known to lie right before them."
         )
     if finding.blame == localize.DRAFT_ENTRY:
         return f"{equal}{_either(_pieces(after, before, finding))}.{speculation.fed_by(finding)}"
