@@ -161,7 +161,8 @@ def _pieces(after: Place, before: Place, finding: Finding) -> list[str]:
     if before.stage in (LM_HEAD, SAMPLER) and after.stage != LM_HEAD:
         pieces.append("lm_head with its gather, scale or soft cap")
     if before.stage == SAMPLER:
-        pieces.append("the logits processors, penalties and the sampler")
+        sampler = "rejection sampler" if finding.kind.startswith("verify") else "sampler"
+        pieces.append(f"the logits processors, penalties and the {sampler}")
     return pieces
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import Change, Plan, Where, attention, bump, drafted, pair, put
+from builders import Change, Plan, Where, attention, bump, drafted, pair, put, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from localizer.diff import diff
 from localizer.diff.drafts import draft_steps, takes_hidden_states
@@ -155,6 +159,40 @@ def test_the_target_s_own_first_is_told_beside_a_draft_s(tmp_path: Path) -> None
 def test_padding_is_never_compared(tmp_path: Path) -> None:
     result = compared(tmp_path, changes={(REQUEST, 6, drafted(attention(3, "key"), 0)): bump()})
     assert result.verdict == "identical"
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["eagle3", "eagle", "draft_model"]),
+    st.integers(1, 4),
+    st.sampled_from([None, 1, 2]),
+    st.data(),
+)
+def test_a_change_of_any_row_is_found_exactly_there(
+    method: str, speculate: int, chunk: int | None, data: st.DataObject
+) -> None:
+    plan = Plan(matrix=(2,), max_tokens=7, layers=1, speculate=speculate, method=method, chunk=chunk)
+    with tempfile.TemporaryDirectory() as folder:
+        parent = Capture(write(Path(folder), replace(plan, name="parent")))
+        table, sites = parent.table, parent.sites
+        comparable = table.prefix.any(axis=1)
+        row = data.draw(st.sampled_from(np.flatnonzero(comparable).tolist()), label="row")
+        shaped = [index for index in np.flatnonzero(table.present[row]) if sites[index].shape]
+        site = sites[data.draw(st.sampled_from(shaped), label="site")].name
+        step = int(draft_steps(table.columns["kind"][row : row + 1])[0])
+        request = parent.requests[table.columns["request"][row]]
+        position = int(table.columns["position"][row])
+        where = request, position, f"{site}@{step}" if step else site
+        found = diff(Capture(write(Path(folder), replace(plan, changes={where: bump()}))), parent)
+    assert found.first is not None
+    assert (found.first.request, found.first.position, found.first.site) == (request, position, site)
+    assert {item.name for item in found.sites if item.rows_differ} == {site}
+    assert found.speculation is not None
+    assert found.speculation.proposals.differ == 0
+    assert (found.coverage.pairs.draft_differ > 0) == (step > 0)
+    if step and found.first.blame == "draft-entry" and method != "draft_model":
+        assert found.first.fed_by is not None
+        assert (found.first.fed_by.draft_step, found.first.fed_by.differ) == (step - 1, 0)
 
 
 # -- what fed a draft's row ------------------------------------------------------------------------------

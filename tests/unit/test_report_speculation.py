@@ -17,7 +17,7 @@ from localizer.report import speculation, wording
 from localizer.report.formats import render
 from localizer.report.scope import scope
 from localizer.store.reader import Capture
-from localizer.wire.spec import AUXILIARY, DRAFT, HIDDEN, INPUT_IDS, LOGITS, POSITIONS
+from localizer.wire.spec import AUXILIARY, DRAFT, HIDDEN, INPUT_IDS, LOGITS, POSITIONS, TOKEN
 
 PLAN = Plan(matrix=(2,), max_tokens=10, speculate=3)
 REQUEST = "r00.00"
@@ -114,6 +114,11 @@ def test_auxiliary_hidden_states_are_seen_late() -> None:
     assert said.startswith("The auxiliary hidden states 1 differ, the input ids are equal: anything from the")
     assert "only when the forward pass returns" in said
     assert "no attention site is known to lie right before them" in said
+
+
+def test_the_sampler_of_a_verification() -> None:
+    assert "and the rejection sampler." in wording.blame(finding(LOGITS, TOKEN, kind="verify-accepted"))
+    assert "and the sampler." in wording.blame(finding(LOGITS, TOKEN))
 
 
 # -- the first line --------------------------------------------------------------------------------------
