@@ -19,6 +19,7 @@ COMMANDS = {
     "list": "List the captures.",
     "verify": "Check that a capture is what its records say.",
     "models": "List the models that localizer builds, or build one.",
+    "doctor": "Say what is installed, what would not work, and what to do about it.",
     "demo": "Plant a fault in a real vLLM and find it: a tour.",
 }
 """Commands in the order of `--help`, each with the first line of its own help."""

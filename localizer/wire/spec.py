@@ -19,6 +19,9 @@ EXTENSION = "localizer.hooks.extension.LocalizerExtension"
 PROGRAM = "localizer.hooks.program"
 """The module that the source's interpreter runs."""
 
+EXAMINE = "localizer.hooks.examine"
+"""The module with which `localize doctor` examines an interpreter."""
+
 SITE_KINDS = ("query", "key", "value", "output")
 """The sites of one attention layer at the host boundary, in execution order."""
 

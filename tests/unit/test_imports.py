@@ -155,6 +155,8 @@ def test_importing_loads_nothing_heavy(tmp_path: Path, module: str) -> None:
         ("--help",),
         ("capture", "--help"),
         ("demo", "--help"),
+        ("doctor", "--help"),
+        ("models",),
         ("list",),
         ("verify", "candidate"),
         ("show", "candidate"),

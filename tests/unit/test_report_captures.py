@@ -13,8 +13,8 @@ from localizer.store.reader import Capture
 from localizer.wire.versions import SEEN, is_seen, seen_on
 
 ADAPTER = {"runner": "v1", "platform": "cpu", "seen": False}
-VERSIONS = {"vllm": "0.30.0"}
-SENTENCE = "vLLM 0.30.0 with the V1 model runner on cpu; localizer was seen to work there on " + ", ".join(
+VERSIONS = {"vllm": "0.99.0"}
+SENTENCE = "vLLM 0.99.0 with the V1 model runner on cpu; localizer was seen to work there on " + ", ".join(
     SEEN["v1", "cpu"]
 )
 
