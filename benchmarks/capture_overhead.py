@@ -26,7 +26,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from localizer.capture import processes
-from localizer.capture.request import BUFFER_BYTES, CaptureRequest, prepare
+from localizer.capture.request import BUFFER_MIB, CaptureRequest, prepare
 from localizer.store import schema
 from localizer.wire import ring as rings
 
@@ -85,7 +85,7 @@ class Tapped:
 
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / schema.OPEN).write_bytes(schema.encode(opening))
-            descriptor = rings.create(BUFFER_BYTES)
+            descriptor = rings.create(BUFFER_MIB << 20)
             writer = processes.start_writer(descriptor, Path(folder))
             recorder = Recorder(Sink(rings.Ring(descriptor), writer.pid))
             config = self.llm.llm_engine.vllm_config

@@ -20,8 +20,8 @@ from localizer.store.schema import Open
 from localizer.wire.spec import parse_indices
 from localizer.workload import models, plan
 
-BUFFER_BYTES = 256 << 20
-"""Capacity of the ring between the worker and the writer."""
+BUFFER_MIB = 256
+"""Default capacity of the ring between the worker and the writer, in MiB."""
 
 RECORDED = (
     *("VLLM_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NCCL_"),
@@ -76,6 +76,7 @@ class CaptureRequest:
     speculative: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     taps: bool = True
+    buffer: int = BUFFER_MIB
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Prepared:
         laid: the overlay's tree, to be put first on PYTHONPATH.
         environment: variables that the source runs with, but for what localizer adds to PYTHONPATH.
         engine: engine arguments, secrets included.
+        buffer: capacity of the ring, in bytes.
     """
 
     opening: Open
@@ -95,6 +97,7 @@ class Prepared:
     laid: overlay.Laid | None
     environment: dict[str, str]
     engine: dict[str, Any]
+    buffer: int
 
 
 def recorded_environment(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -188,7 +191,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             transactions=request.transactions,
         ),
     )
-    return Prepared(opening, python.executable, laid, environment, engine)
+    return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20)
 
 
 def speculation(request: CaptureRequest, draft: models.ResolvedModel | None) -> dict[str, Any]:
@@ -229,6 +232,6 @@ def observer_changes(request: CaptureRequest) -> list[str]:
             "engine: worker_extension_cls names localizer's extension",
             "worker: forward of the tapped attention implementations, compute_logits of the model and "
             "execute_model and sample_tokens of the runner are wrapped; the model has a forward pre-hook",
-            f"memory: a shared ring of {BUFFER_BYTES >> 20} MiB, and a writer process",
+            f"memory: a shared ring of at most {request.buffer} MiB, and a writer process",
         ]
     return changes

@@ -20,7 +20,7 @@ import localizer
 from localizer.capture import processes
 from localizer.capture.diagnose import last_lines, likely_cause
 from localizer.capture.finish import Heard, finalise
-from localizer.capture.request import BUFFER_BYTES, CaptureRequest, Prepared, prepare
+from localizer.capture.request import CaptureRequest, Prepared, prepare
 from localizer.errors import CaptureFailed, Interrupted, LocalizerError
 from localizer.store import names, schema, tensors
 from localizer.store.schema import Output
@@ -133,7 +133,7 @@ class _Session:
         """
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="localizer-") as scratch, contextlib.ExitStack() as stack:
-            ring_fd = rings.create(BUFFER_BYTES)
+            ring_fd = rings.create(self._prepared.buffer)
             stack.callback(os.close, ring_fd)
             self._ring = rings.Ring(ring_fd)
             stack.callback(self._ring.unmap)
@@ -165,7 +165,7 @@ class _Session:
             prompts=work.prompts,
             rounds=schema.rounds(work.matrix, work.repeats),
             layers=self._opening.observer.layers,
-            sites=self._opening.observer.sites,
+            sites=list(self._opening.observer.sites),
             taps=self._taps,
             ring=f"/proc/{os.getpid()}/fd/{ring_fd}",
             writer_pid=self._writer.pid if self._writer else 0,

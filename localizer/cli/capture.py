@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from localizer.capture.request import CaptureRequest
+from localizer.capture.request import BUFFER_MIB, CaptureRequest
 from localizer.capture.session import capture
 from localizer.cli.options import captures_root
 from localizer.cli.progress import ConsoleProgress
@@ -80,10 +80,15 @@ class Count(click.IntRange):
 )
 @click.option("--env", multiple=True, metavar="KEY=VALUE", help="Environment variable of the source.")
 @click.option("--taps/--no-taps", default=True, help="Without taps only the returned tokens are kept.")
+@click.option(
+    "--buffer",
+    default=BUFFER_MIB,
+    show_default=True,
+    type=click.IntRange(1, 1 << 16),
+    help="MiB of shared memory between vLLM and the writer; where it is full, vLLM waits.",
+)
 @captures_root
-@click.pass_context
 def command(
-    ctx: click.Context,
     name: str,
     model: str,
     python: str,
@@ -103,6 +108,7 @@ def command(
     speculative: tuple[str, ...],
     env: tuple[str, ...],
     taps: bool,
+    buffer: int,
     root: Path,
 ) -> int:
     """Run a workload on a vLLM and record what it computes.
@@ -134,6 +140,7 @@ def command(
                 speculative=parse_pairs(speculative, "--speculative", values=True),
                 environment=parse_pairs(env, "--env", values=False),
                 taps=taps,
+                buffer=buffer,
             ),
             progress,
         )

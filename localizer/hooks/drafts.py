@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from localizer.hooks.logits import tap_logits
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.replace import replace
 from localizer.wire.spec import DRAFT, HIDDEN, LOGITS
@@ -54,21 +55,8 @@ def follow(recorder: Recorder, undo: ExitStack, runner: Any, layer: str) -> None
 
     undo.callback(model.register_forward_pre_hook(pre_hook, with_kwargs=True).remove)
 
-    compute = model.compute_logits
-    hidden_rows = recorder.guarded(functools.partial(recorder.draft_logit_rows, DRAFT + HIDDEN))
-    logit_rows = recorder.guarded(functools.partial(recorder.draft_logit_rows, DRAFT + LOGITS))
-
-    @functools.wraps(compute)
-    def compute_logits(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        wanted = recorder.drafting
-        if wanted:
-            hidden_rows(hidden_states)
-        logits = compute(hidden_states, *args, **kwargs)
-        if wanted and logits is not None:
-            logit_rows(logits)
-        return logits
-
-    replace(undo, model, "compute_logits", compute_logits)
+    sites = (DRAFT + HIDDEN, DRAFT + LOGITS)
+    tap_logits(recorder, undo, model, sites, recorder.draft_logit_rows, lambda: recorder.drafting)
 
     propose = drafter.propose
 

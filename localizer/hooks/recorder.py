@@ -31,6 +31,8 @@ class Recorder:
         self._broken = False
         self._steps = 0
         self.dummies = 0
+        self.rounds = 0
+        self.checks: list[Callable[[], str | None]] = []
         self.errors: list[str] = []
 
     def register(
@@ -179,8 +181,10 @@ class Recorder:
 
     def round(self, names: dict[str, str]) -> None:
         """A round begins; `names` maps vLLM's internal request ids to ours."""
+        self.rounds += 1
         self._sink.message(type="round", names=names)
 
     def finish(self) -> None:
-        """The run is over."""
+        """The run is over: nothing follows; what was recorded is checked against itself."""
         self._sink.close()
+        self.errors += [complaint for check in self.checks if (complaint := check()) is not None]

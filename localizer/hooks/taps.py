@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from localizer.hooks import drafts
+from localizer.hooks.logits import tap_logits
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.replace import replace
 from localizer.wire.spec import (
@@ -97,7 +98,14 @@ def install(
             undo, DRAFT + name, layer, known, recorder, recorder.draft_rows, lambda: recorder.drafting
         )
     _tap_forward(recorder, undo, runner, auxiliary)
-    _tap_logits(recorder, undo, runner.model)
+    tap_logits(
+        recorder,
+        undo,
+        runner.model,
+        (HIDDEN, LOGITS),
+        recorder.logit_rows,
+        lambda: recorder.recording and recorder.in_forward,
+    )
     if draft_layers:
         drafts.follow(recorder, undo, runner, draft_layers[0][0])
     return undo
@@ -201,22 +209,3 @@ def _tap_forward(recorder: Recorder, undo: ExitStack, runner: Any, auxiliary: Se
 
     if auxiliary:
         undo.callback(model.register_forward_hook(hook).remove)
-
-
-def _tap_logits(recorder: Recorder, undo: ExitStack, model: Any) -> None:
-    compute = model.compute_logits
-
-    hidden_rows = recorder.guarded(functools.partial(recorder.logit_rows, HIDDEN))
-    logit_rows = recorder.guarded(functools.partial(recorder.logit_rows, LOGITS))
-
-    @functools.wraps(compute)
-    def tapped(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        wanted = recorder.recording and recorder.in_forward
-        if wanted:
-            hidden_rows(hidden_states)
-        logits = compute(hidden_states, *args, **kwargs)
-        if wanted and logits is not None:
-            logit_rows(logits)
-        return logits
-
-    replace(undo, model, "compute_logits", tapped)

@@ -70,8 +70,8 @@ class RequestPrefixes:
             inputs: the draft's own input ids from position `first` on.
             since: how many of the inputs belong to rows of earlier draft steps.
         """
-        known = self._tokens[shift : first + shift]
-        if len(known) < first or min(inputs, default=0) < 0:
+        known = self._tokens[: first + shift]
+        if len(known) < first + shift or min(inputs, default=0) < 0:
             yield from [None] * (len(inputs) - since)
             return
         digest = xxhash.xxh3_128(draft_salt(draft_step, base) + self._salt + token_bytes(known))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class RunSpec:
     prompts: list[list[int]]
     rounds: list[list[str]]
     layers: str = "all"
-    sites: tuple[str, ...] = ("*",)
+    sites: list[str] = field(default_factory=lambda: ["*"])
     taps: bool = True
     ring: str = ""
     writer_pid: int = 0

@@ -130,14 +130,16 @@ def test_kill_of_the_engine(running: Callable[..., Running]) -> None:
     assert_sound_but_incomplete(run.capture())
 
 
-def test_kill_of_a_worker_of_the_multiprocess_engine(running: Callable[..., Running]) -> None:
+@pytest.mark.parametrize(
+    ("victim", "cause"), [(-1, "the process VllmWorker-0 died"), (-2, "")], ids=["worker", "engine-core"]
+)
+def test_kill_in_the_multiprocess_engine(running: Callable[..., Running], victim: int, cause: str) -> None:
     run = running()
     run.generating()
     family = run.family()
-    worker = max(family, key=lambda item: item.create_time())
-    worker.kill()
+    sorted(family, key=lambda item: item.create_time())[victim].kill()
     assert run.ended() == 2
-    assert "The source ended early: the process VllmWorker-0 died." in run.errors.read_text()
+    assert f"The source ended early: {cause}" in run.errors.read_text()
     until(gone(family), "every process is gone")
     assert_sound_but_incomplete(run.capture())
 

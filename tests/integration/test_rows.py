@@ -42,6 +42,14 @@ def kinds(capture: Capture) -> Counter[str]:
     return Counter(KINDS[code] for code in capture.table.columns["kind"])
 
 
+def test_a_small_buffer_makes_vllm_wait_and_loses_nothing(
+    arm: Callable[[str], Capture], capturing: Capturing
+) -> None:
+    small = capturing("rows-small-buffer", engine=EAGER | ARMS["no-cache"], buffer=1, payload="all", **LONG)
+    assert (small.complete, small.reasons) == (True, [])
+    assert diff(small, arm("no-cache")).verdict == "identical"
+
+
 @pytest.mark.parametrize("name", ARMS)
 def test_every_arm_accounts_for_its_work(arm: Callable[[str], Capture], name: str) -> None:
     capture = arm(name)

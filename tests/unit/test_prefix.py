@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localizer.store.prefix import RequestPrefixes, prefix_digest
+from localizer.store.prefix import RequestPrefixes, draft_salt, prefix_digest
 
 TOKENS = st.lists(st.integers(0, 3), max_size=6)
 
@@ -90,3 +90,16 @@ def test_the_definition() -> None:
     assert prefix_digest([1, 258]) == xxhash.xxh3_128_digest(bytes([1, *[0] * 7, 2, 1, *[0] * 6]))
     assert prefix_digest(np.array([1, 258], np.int32)) == prefix_digest([1, 258])
     assert prefix_digest([]).hex() == "99aa06d3014798d86001c324468d497f"  # xxh3-128 of nothing, as published
+
+
+def test_draft_rows_tell_requests_apart_by_their_first_token() -> None:
+    """The inputs of EAGLE run ahead by one and lack the first token, which their hidden states come from."""
+    prefixes = []
+    for first in (1, 9):
+        request = RequestPrefixes([first, 2, 3])
+        for position, token in enumerate([first, 2, 3]):
+            request.row(position, token)
+        prefixes.append([found and found[0] for found in request.draft_rows(1, 2, 0, 1, [2, 3, 4])])
+    assert None not in prefixes[0]
+    assert not set(prefixes[0]) & set(prefixes[1])
+    assert prefixes[0][2] == prefix_digest([1, 2, 3, 4], draft_salt(1, 2))

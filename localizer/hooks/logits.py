@@ -1,0 +1,66 @@
+"""Taps on `compute_logits`: the rows that feed it and the logits it returns, before anything changes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from localizer.hooks.recorder import Recorder
+from localizer.hooks.replace import replace
+
+
+def tap_logits(
+    recorder: Recorder,
+    undo: ExitStack,
+    model: Any,
+    sites: tuple[str, str],
+    rows: Callable[[str, torch.Tensor], None],
+    wanted: Callable[[], bool],
+) -> None:
+    """Record hidden states and logits at `sites` through `rows` while `wanted()` holds.
+
+    Of each round the first batch is kept, and the last one kept is computed again when the run is over: what
+    was recorded as hidden states must give what was recorded as logits.
+    """
+    compute = model.compute_logits
+    record = recorder.guarded(rows)
+    kept: dict[str, Any] = {"round": -1}
+
+    @recorder.guarded
+    def keep(hidden_states: torch.Tensor) -> None:
+        kept.update(round=recorder.rounds, hidden=hidden_states.clone(), logits=None)
+
+    def again() -> str | None:
+        if kept.get("logits") is None:
+            return None
+        with torch.inference_mode():
+            logits = compute(kept["hidden"])
+        if _bytes(logits) != _bytes(kept["logits"]):
+            return f"the rows recorded at {sites[0]} do not give again the rows recorded at {sites[1]}"
+        return None
+
+    @functools.wraps(compute)
+    def tapped(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not wanted():
+            return compute(hidden_states, *args, **kwargs)
+        record(sites[0], hidden_states)
+        first = kept["round"] != recorder.rounds and not args and not kwargs
+        if first:
+            keep(hidden_states)
+        logits = compute(hidden_states, *args, **kwargs)
+        if logits is not None:
+            record(sites[1], logits)
+            if first:
+                kept["logits"] = logits.clone()
+        return logits
+
+    recorder.checks.append(again)
+    replace(undo, model, "compute_logits", tapped)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()
