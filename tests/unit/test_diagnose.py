@@ -38,6 +38,7 @@ def log(tmp_path: Path) -> Path:
         ("ValueError: Available memory on node 0 (3 GiB) is less than wanted", "there is not enough memory"),
         ("huggingface_hub.errors.LocalEntryNotFoundError: x", "the model could not be fetched"),
         ("CppCompileError: C++ compile error\nfatal error: Python.h: No such file", "no C++ compiler works"),
+        ("UnknownLayout: vLLM 9.9: LLM has no enqueue", "vLLM 9.9: LLM has no enqueue; capture a version"),
         ("Stopped: so it is\nand more", "Stopped: so it is"),
         ("Stopped: ", "Stopped:"),
     ],
@@ -52,6 +53,11 @@ def test_causes_in_the_error_report(log: Path, text: str, cause: str) -> None:
     [
         ("OSError: [Errno 28] No space left on device", "the disk is full"),
         ("(EngineCore pid=1) ERROR 01-01 [core.py:1] TypeError: it was so", "TypeError: it was so"),
+        (
+            "(Worker pid=1) ERROR 01-01 [x.py:1] localizer.hooks.layout.UnknownLayout: vLLM 9.9: X has no y\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "vLLM 9.9: X has no y; capture a version",
+        ),
         (
             "ValueError: the first to fail\nRuntimeError: Engine core failed. See root cause above.",
             "ValueError: the first to fail",

@@ -20,7 +20,8 @@ import pytest
 
 from localizer.report import doctor as wording
 from localizer.sources import doctor
-from localizer.sources.doctor import FAILURE, FINE, WARNING, Answer, Finding, Machine
+from localizer.sources.doctor import FAILURE, FINE, WARNING, Answer, Finding
+from localizer.sources.machine import Machine, look
 from localizer.wire.versions import SEEN
 
 GIB = 1 << 30
@@ -299,7 +300,7 @@ def test_a_bare_python_says_that_vllm_is_missing(tmp_path: Path) -> None:
 
 
 def test_this_machine(tmp_path: Path) -> None:
-    machine = doctor.look(tmp_path / "a" / "b", tmp_path, "", dict(os.environ))
+    machine = look(tmp_path / "a" / "b", tmp_path, "", dict(os.environ))
     assert machine.system == os.uname().sysname
     assert machine.memory_total >= machine.memory_available > 0
     assert machine.memory_file == ""
@@ -310,7 +311,7 @@ def test_this_machine(tmp_path: Path) -> None:
 
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert not doctor.look(tmp_path / "file" / "below", tmp_path, "", {}).disks["captures"][2]
+    assert not look(tmp_path / "file" / "below", tmp_path, "", {}).disks["captures"][2]
 
 
 def test_compilers(script: Callable[[str], str], tmp_path: Path) -> None:
@@ -319,9 +320,7 @@ def test_compilers(script: Callable[[str], str], tmp_path: Path) -> None:
         ({"CXX": str(tmp_path / "absent")}, ("", "")),
         ({"PATH": str(tmp_path)}, ("", "")),
     ):
-        machine = doctor.look(tmp_path, tmp_path, "/include", variables)
+        machine = look(tmp_path, tmp_path, "/include", variables)
         assert (machine.compiler, machine.headers_error) == expected
     broken = script("echo 'fatal: Python.h: No such file' >&2; exit 1")
-    assert (
-        doctor.look(tmp_path, tmp_path, "", {"CXX": broken}).headers_error == "fatal: Python.h: No such file"
-    )
+    assert look(tmp_path, tmp_path, "", {"CXX": broken}).headers_error == "fatal: Python.h: No such file"
