@@ -55,7 +55,7 @@ def likely_cause(log: Path, error: Mapping[str, Any] | None, status: int | None)
         return _PATTERNS[0][1]
     if error is None and status is not None and status < 0:
         return f"it was ended by signal {-status}"
-    cause = "" if error is None else f"{error.get('type')}: {error.get('message', '')}"
+    cause = "" if error is None else f"{error.get('type')}: {error.get('message', '')}".removeprefix(": ")
     if not cause or _CONSEQUENCE.search(cause):
         lines = last_lines(log, 2000)
         causes = [

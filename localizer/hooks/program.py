@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
+import threading
 import time
 import traceback
+from multiprocessing import connection
 from typing import Any
 
 from localizer.hooks.lifeline import end_with
@@ -16,15 +19,25 @@ DEFAULTS: dict[str, Any] = {"skip_tokenizer_init": True}
 """Engine arguments that a workload of token ids implies; `RunSpec.engine` overrides them."""
 
 
+NOTICE_SECONDS = 10.0
+"""How long vLLM may take to notice that one of its processes has died."""
+
+
 class Reporter:
     """Writes events for localize, one JSON object a line."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._pipe = os.fdopen(descriptor, "w")
+        self.closed = False
 
     def __call__(self, event: str, **content: Any) -> None:
-        print(json.dumps({"event": event, **content}), file=self._pipe, flush=True)
+        if not self.closed:
+            print(json.dumps({"event": event, **content}), file=self._pipe, flush=True)
+
+    def close(self) -> None:
+        """Say nothing more: everything was said, and processes may end now."""
+        self.closed = True
 
 
 def run(spec: RunSpec, report: Reporter) -> None:
@@ -45,6 +58,7 @@ def run(spec: RunSpec, report: Reporter) -> None:
     loaded = time.monotonic()
     from localizer.hooks import facts
 
+    watch_children(report)
     report("ready", versions=facts.versions(), engine=facts.config_facts(llm.llm_engine.vllm_config))
     sampling = SamplingParams(**spec.sampling)
     for number, names in enumerate(spec.rounds):
@@ -58,9 +72,27 @@ def run(spec: RunSpec, report: Reporter) -> None:
         peak_memory=facts.peak_memory(),
         durations={"import": imported - started, "load": loaded - imported, "generate": generated - loaded},
     )
+    report.close()
     shutdown = getattr(llm.llm_engine.engine_core, "shutdown", None)
     if shutdown is not None:
         shutdown()
+
+
+def watch_children(report: Reporter) -> None:
+    """End this process if an engine process dies and vLLM does not notice, as when its core is killed."""
+    children = multiprocessing.active_children()
+
+    def wait() -> None:
+        connection.wait([child.sentinel for child in children])
+        time.sleep(NOTICE_SECONDS)
+        if report.closed:  # everything was done, and processes may end
+            return
+        dead = next(child for child in children if child.exitcode is not None)
+        report("error", type="", message=f"the process {dead.name} died (exit status {dead.exitcode})")
+        os._exit(1)
+
+    if children:
+        threading.Thread(target=wait, name="localizer-children", daemon=True).start()
 
 
 def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from engines import EAGER, Capturing
 
 from localizer.diff.pipeline import diff
 from localizer.errors import LocalizerError
+from localizer.sources.fault import Fault, in_layer
 from localizer.store.reader import Capture
 from localizer.workload import models
 
@@ -53,8 +54,8 @@ def test_two_eager_runs_are_identical(smollm2: Smollm2) -> None:
     assert all(site.rows_compared for site in result.sites)
 
 
-def test_a_change_in_a_layer_is_named(smollm2: Smollm2, overlay: Callable[[int], Path]) -> None:
-    changed = smollm2("layer-17", engine=EAGER, overlay=overlay(17))
+def test_a_change_in_a_layer_is_named(smollm2: Smollm2, overlay: Callable[[Fault], Path]) -> None:
+    changed = smollm2("layer-17", engine=EAGER, overlay=overlay(in_layer(17)))
     result = diff(changed, smollm2("eager", engine=EAGER))
     assert result.first is not None
     assert result.first.site == "model.layers.18.self_attn.attn/query"
