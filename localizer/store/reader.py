@@ -171,8 +171,8 @@ class Capture:
             if not line:
                 continue
             try:
-                shard = msgspec.json.decode(line, type=Shard)
-            except (msgspec.DecodeError, RecursionError):
+                shard = schema.parse(line, Shard)
+            except ValueError:
                 if number == len(lines) and self.manifest is None:
                     break  # a torn last line is what a killed run leaves
                 raise DamagedCapture(
@@ -232,8 +232,8 @@ class Capture:
         shards = {}
         for key, file in self._shards("digests").items():
             try:
-                facts = msgspec.json.decode(file.metadata.encode("utf-8", "surrogatepass"), type=_Facts)
-            except (msgspec.DecodeError, RecursionError) as error:
+                facts = schema.parse(file.metadata.encode("utf-8", "surrogatepass"), _Facts)
+            except ValueError as error:
                 raise DamagedCapture(
                     f"{file.path} is damaged: its metadata is malformed ({error})."
                 ) from None
@@ -262,55 +262,53 @@ class Capture:
         if self.manifest is not None and set(rows) != set(digests):
             raise DamagedCapture(f"{self.folder} lists row and digest shards that do not belong together.")
         index = {site.name: number for number, site in enumerate(self.sites)}
-        parts = [self._part(rows[key], *digests[key], index) for key in both]
-        empty = Table(
-            {name: np.zeros(0, dtype) for name, dtype in COLUMNS.items()},
-            np.zeros((0, DIGEST_BYTES), np.uint8),
-            np.zeros((0, len(index), DIGEST_BYTES), np.uint8),
-            np.zeros((0, len(index)), np.bool_),
+        sets = [(rows[key], *digests[key]) for key in both]
+        total = sum(_fitting(*shards, index) for shards in sets)  # all of them, before room is made for them
+        if len(sets) == 1:
+            return self._part(*sets[0], index)
+        whole = Table(
+            {name: np.zeros(total, dtype) for name, dtype in COLUMNS.items()},
+            np.zeros((total, DIGEST_BYTES), np.uint8),
+            np.zeros((total, len(index), DIGEST_BYTES), np.uint8),
+            np.zeros((total, len(index)), np.bool_),
         )
-        if len(parts) == 1:
-            return parts[0]
-        parts = parts or [empty]
-        return Table(
-            {name: np.concatenate([part.columns[name] for part in parts]) for name in COLUMNS},
-            np.concatenate([part.prefix for part in parts]),
-            np.concatenate([part.digest for part in parts]),
-            np.concatenate([part.present for part in parts]),
-        )
+        end = 0
+        for shards in sets:
+            part = self._part(*shards, index)
+            where, end = slice(end, end + len(part)), end + len(part)
+            for name, column in part.columns.items():
+                whole.columns[name][where] = column
+            whole.prefix[where] = part.prefix
+            whole.digest[where] = part.digest
+            whole.present[where] = part.present
+        return whole
 
     def _part(
         self, rows: tensors.TensorFile, digests: tensors.TensorFile, sites: list[Site], index: dict[str, int]
     ) -> Table:
-        count = rows.shape("position")[0] if "position" in rows and rows.shape("position") else -1
-        for name, dtype in COLUMNS.items():
-            _expect(rows, name, dtype.name, (count,))
-        _expect(rows, "prefix", "uint8", (count, DIGEST_BYTES))
-        _expect(digests, "digest", "uint8", (count, len(sites), DIGEST_BYTES))
-        _expect(digests, "present", "uint8", (count, (len(sites) + 7) // 8))
+        """The table of one set, of shards that fit together."""
         columns = {name: rows.array(name) for name in COLUMNS}
-        limits = {"request": len(self.requests), "kind": len(schema.KINDS), "logits": 3}
+        limits = {
+            "request": len(self.requests),
+            "kind": len(schema.KINDS),
+            "logits": schema.DECIDES_TOKEN + 1,
+            "position": schema.MAX_POSITION + 1,
+            "step": 1 << 31,
+            "occurrence": 1 << 31,
+        }
         for name, limit in limits.items():
-            if count and not (0 <= columns[name].min() and columns[name].max() < limit):
+            column = columns[name]
+            if len(column) and not (0 <= column.min() and column.max() < limit):
                 raise DamagedCapture(
                     f"{rows.path} is damaged: column {name!r} holds values that do not exist."
                 )
-        if count and min(columns["position"].min(), columns["step"].min(), columns["occurrence"].min()) < 0:
-            raise DamagedCapture(f"{rows.path} is damaged: a position, step or occurrence is negative.")
         digest = digests.array("digest")
         bits = np.unpackbits(digests.array("present"), axis=1, count=len(sites), bitorder="little")
         present = bits.astype(np.bool_)
-        unknown = [site.name for site in sites if site.name not in index]
-        if len(sites) != len(index):
-            raise DamagedCapture(f"{digests.path} does not name all {len(index)} sites of the capture.")
-        if unknown:
-            raise DamagedCapture(
-                f"{digests.path} holds the site {unknown[0][:80]!r}, which the manifest does not name."
-            )
         if [site.name for site in sites] != list(index):
             target = [index[site.name] for site in sites]
-            wide = np.zeros((count, len(index), DIGEST_BYTES), np.uint8)
-            seen = np.zeros((count, len(index)), np.bool_)
+            wide = np.zeros(digest.shape, np.uint8)
+            seen = np.zeros(present.shape, np.bool_)
             wide[:, target], seen[:, target] = digest, present
             digest, present = wide, seen
         return Table(columns, rows.array("prefix"), digest, present)
@@ -321,7 +319,7 @@ class Capture:
         starts, total = {}, 0
         for key, file in self._shards("rows").items():
             if key in self._digest_shards:
-                starts[key], total = (total, file.shape("position")[0]), total + file.shape("position")[0]
+                starts[key], total = (total, _rows(file)), total + _rows(file)
         found: dict[str, list[Payload]] = {}
         for key, file in self._shards("payload").items():
             if key not in starts:
@@ -353,6 +351,37 @@ class Capture:
             if len(where):
                 return part.file.array(part.name)[where[0]]
         return None
+
+
+def _rows(file: tensors.TensorFile) -> int:
+    """The number of rows of a set."""
+    if "position" not in file or len(file.shape("position")) != 1:
+        raise DamagedCapture(f"{file.path} is damaged: it has no column 'position'.")
+    return file.shape("position")[0]
+
+
+def _fitting(
+    rows: tensors.TensorFile, digests: tensors.TensorFile, sites: list[Site], index: dict[str, int]
+) -> int:
+    """The number of rows of a set whose shards fit together and have exactly the sites of the capture.
+
+    Raises:
+        DamagedCapture: they do not.
+    """
+    count = _rows(rows)
+    for name, dtype in COLUMNS.items():
+        _expect(rows, name, dtype.name, (count,))
+    _expect(rows, "prefix", "uint8", (count, DIGEST_BYTES))
+    _expect(digests, "digest", "uint8", (count, len(sites), DIGEST_BYTES))
+    _expect(digests, "present", "uint8", (count, (len(sites) + 7) // 8))
+    if len(sites) != len(index):
+        raise DamagedCapture(f"{digests.path} does not name all {len(index)} sites of the capture.")
+    unknown = [site.name for site in sites if site.name not in index]
+    if unknown:
+        raise DamagedCapture(
+            f"{digests.path} holds the site {unknown[0][:80]!r}, which the manifest does not name."
+        )
+    return count
 
 
 def _expect(file: tensors.TensorFile, name: str, dtype: str, shape: tuple[int, ...]) -> None:

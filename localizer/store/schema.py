@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from localizer.errors import DamagedCapture
+from localizer.errors import DamagedCapture, LocalizerError
+from localizer.store import strict
 from localizer.store.dtypes import NUMPY
+from localizer.store.tensors import is_shape
 
 FORMAT = "localizer-capture"
 SCHEMA = 1
@@ -35,12 +38,31 @@ PLAIN, FEEDS_LOGITS, DECIDES_TOKEN = 0, 1, 2
 MAX_REQUESTS = 100_000
 """Most requests of a capture: one that is read may not ask for any amount of memory."""
 
-MAX_DOCUMENT = 1 << 30
-"""Longest JSON document that is read, in bytes."""
+MAX_DOCUMENT = 32 << 20
+"""Longest JSON document, in bytes: taken apart it needs some 25 times as much memory."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+MAX_ITEMS = 100_000
+"""Most items of a list or table in a document, where nothing else limits them."""
+
+MAX_DEPTH, MAX_FLAT = 20, 16 << 20
+"""Of a table of settings: how deep it is nested; how long its dotted names are together, in characters."""
+
+MAX_POSITION = (1 << 24) - 1
+"""The last position of a row."""
+
+MAX_NAME = 500
+"""Longest name of a site."""
+
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+
+Integer = Annotated[int, msgspec.Meta(ge=_LEAST, le=_MOST)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+TokenId = Count
+Few = msgspec.Meta(max_length=MAX_ITEMS)
+Texts = Annotated[list[str], Few]
+TextTable = Annotated[dict[str, str], Few]
+IntegerTable = Annotated[dict[str, Integer], Few]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +86,10 @@ class Site(Record, frozen=True, kw_only=True):
     shape: tuple[Count, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
+            raise ValueError(f"{self.name[:40]!r} cannot name a site")
+        if self.shape is not None and not is_shape(list(self.shape)):
+            raise ValueError(f"no row can have {len(self.shape)} dimensions of such sizes")
         if self.dtype and self.dtype not in NUMPY:
             raise ValueError(f"unknown dtype {self.dtype[:40]!r}")
 
@@ -80,7 +106,7 @@ class Overlay(Record, frozen=True, kw_only=True):
     """Files that stood in for those of the installed vLLM: path below `vllm/` -> xxh3-128 in hex."""
 
     path: str
-    files: dict[str, str]
+    files: TextTable
 
 
 class Source(Record, frozen=True, kw_only=True):
@@ -92,7 +118,7 @@ class Source(Record, frozen=True, kw_only=True):
     vllm_location: str
     torch: str
     overlay: Overlay | None = None
-    packages: dict[str, str] = {}
+    packages: TextTable = {}
 
 
 class Model(Record, frozen=True, kw_only=True):
@@ -100,7 +126,7 @@ class Model(Record, frozen=True, kw_only=True):
 
     name: str
     path: str
-    files: dict[str, str] = {}
+    files: TextTable = {}
 
 
 class Workload(Record, frozen=True, kw_only=True):
@@ -111,12 +137,12 @@ class Workload(Record, frozen=True, kw_only=True):
 
     model: Model
     draft: Model | None = None
-    matrix: list[Positive]
+    matrix: Annotated[list[Positive], msgspec.Meta(max_length=MAX_REQUESTS)]
     repeats: Positive
-    prompt_tokens: int
-    max_tokens: int
-    seed: int
-    prompts: list[list[TokenId]]
+    prompt_tokens: Count
+    max_tokens: Count
+    seed: Integer
+    prompts: Annotated[list[list[TokenId]], msgspec.Meta(max_length=MAX_REQUESTS)]
     sampling: dict[str, Any]
     engine: dict[str, Any]
 
@@ -125,6 +151,8 @@ class Workload(Record, frozen=True, kw_only=True):
             raise ValueError(f"more than {MAX_REQUESTS} requests")
         if len(self.prompts) < max(self.matrix, default=0):
             raise ValueError("a request has no prompt")
+        check_settings(self.sampling)
+        check_settings(self.engine)
 
 
 class Observer(Record, frozen=True, kw_only=True):
@@ -133,9 +161,9 @@ class Observer(Record, frozen=True, kw_only=True):
     taps: bool
     layers: str
     payload: str
-    changes: list[str]
-    sites: tuple[str, ...] = ("*",)
-    rows: tuple[str, ...] = ("all",)
+    changes: Texts
+    sites: Annotated[tuple[str, ...], Few] = ("*",)
+    rows: Annotated[tuple[str, ...], Few] = ("all",)
     transactions: str = "all"
 
 
@@ -143,15 +171,15 @@ class Open(Record, frozen=True, kw_only=True):
     """open.json: everything that is known before the engine starts."""
 
     format: str
-    schema: int
+    schema: Integer
     name: str
-    number: int
+    number: Count
     created: str
     localizer: str
-    host: dict[str, str]
+    host: TextTable
     source: Source
     workload: Workload
-    environment: dict[str, str]
+    environment: TextTable
     observer: Observer
 
 
@@ -163,7 +191,7 @@ class Output(Record, frozen=True, kw_only=True):
     external: str
     tokens: list[TokenId]
     finish: str
-    cached_tokens: int
+    cached_tokens: Count
 
 
 class Coverage(Record, frozen=True, kw_only=True):
@@ -188,27 +216,69 @@ class Manifest(Record, frozen=True, kw_only=True):
     """
 
     format: str
-    schema: int
+    schema: Integer
     state: Literal["complete", "incomplete"]
-    reasons: list[str]
+    reasons: Texts
     outputs: list[Output]
-    sites: list[Site]
-    coverage: dict[str, Coverage]
-    not_applicable: dict[str, str]
-    untapped: dict[str, str] = {}
-    counts: dict[str, int]
+    sites: Annotated[list[Site], Few]
+    coverage: Annotated[dict[str, Coverage], Few]
+    not_applicable: TextTable
+    untapped: TextTable = {}
+    counts: IntegerTable
     engine: dict[str, Any]
-    durations: dict[str, float]
-    peak_memory_bytes: dict[str, int]
+    durations: Annotated[dict[str, float], Few]
+    peak_memory_bytes: IntegerTable
     files: list[Shard]
+
+    def __post_init__(self) -> None:
+        check_settings(self.engine)
 
 
 Document = TypeVar("Document", Open, Manifest)
+T = TypeVar("T")
+
+_LONGEST_REASON = 300
+
+
+def check_settings(table: dict[str, Any]) -> None:
+    """Check that a table of any keys and values can be flattened and printed.
+
+    Raises:
+        ValueError: it is too deep or too large, or holds an integer of more than 64 bits.
+    """
+    count, total = 0, 0
+    level: list[tuple[int, Any]] = [(0, table)]
+    for _ in range(MAX_DEPTH):
+        below: list[tuple[int, Any]] = []
+        for length, value in level:
+            total += length
+            count += len(value) if isinstance(value, (dict, list, tuple)) else 0
+            if count > MAX_ITEMS or total > MAX_FLAT:
+                raise ValueError("it holds too many settings")
+            if isinstance(value, dict):
+                below += [(length + len(str(key)) + 1, item) for key, item in value.items()]
+            elif isinstance(value, (list, tuple)):
+                below += [(0, item) for item in value]
+            elif isinstance(value, int) and not _LEAST <= value < 1 << 64:
+                raise ValueError("it holds an integer of more than 64 bits")
+        level = below
+    if level:
+        raise ValueError(f"its settings are nested more than {MAX_DEPTH} levels deep")
 
 
 def encode(record: Record) -> bytes:
-    """A record as indented JSON without a trailing newline: a file cut anywhere is no longer valid JSON."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1)
+    """A record as indented JSON without a trailing newline: a file cut anywhere is no longer valid JSON.
+
+    Raises:
+        LocalizerError: no reader would read so long a document.
+    """
+    blob = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    if len(blob) > MAX_DOCUMENT:
+        raise LocalizerError(
+            f"The records of this capture are longer than {MAX_DOCUMENT >> 20} MiB; "
+            "capture fewer requests or fewer tokens."
+        )
+    return blob
 
 
 def decode(path: Path, kind: type[Document]) -> Document:
@@ -218,8 +288,8 @@ def decode(path: Path, kind: type[Document]) -> Document:
         DamagedCapture: the file is not what it should be; the message says where.
     """
     try:
-        document = msgspec.json.decode(read(path), type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+        document = parse(read(path), kind)
+    except ValueError as error:
         raise DamagedCapture(f"{path} is damaged ({error}); fetch or make the capture again.") from None
     if document.format != FORMAT:
         raise DamagedCapture(f"{path} is not a localizer capture (its format is {document.format[:40]!r}).")
@@ -241,7 +311,8 @@ def read(path: Path) -> bytes:
         raise DamagedCapture(f"{path} is missing or not a plain file; fetch or make the capture again.")
     try:
         with path.open("rb") as handle:
-            blob = handle.read(MAX_DOCUMENT + 1)
+            size = os.fstat(handle.fileno()).st_size
+            blob = handle.read(min(size, MAX_DOCUMENT) + 1)  # it makes room for as much as is asked for
     except OSError as error:
         raise DamagedCapture(
             f"{path} cannot be read ({error.strerror}); fetch or make the capture again."
@@ -251,6 +322,22 @@ def read(path: Path) -> bytes:
             f"{path} is larger than {MAX_DOCUMENT >> 20} MiB; fetch or make the capture again."
         )
     return blob
+
+
+def parse(blob: bytes, kind: type[T]) -> T:
+    """The record that a JSON text holds, checked for its types.
+
+    Raises:
+        ValueError: it is not such a record; the message says why in one sentence of printable characters.
+    """
+    strict.loads(blob)  # first, and forgotten: msgspec takes the last of equal keys
+    try:
+        return msgspec.json.decode(blob, type=kind)
+    except msgspec.DecodeError as error:
+        text = str(error)
+        raise ValueError(text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}...") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def request_name(round_index: int, prompt_index: int) -> str:

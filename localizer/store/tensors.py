@@ -7,26 +7,26 @@ header, then the tensors' bytes without holes.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
+from typing import BinaryIO, TypeGuard
 
 import numpy as np
 import xxhash
 from safetensors.numpy import save
 
 from localizer.errors import DamagedCapture
+from localizer.store import strict
 from localizer.store.dtypes import NAME, NUMPY
 
 METADATA = "localizer"
 """The one metadata key: JSON text (several keys would be written in no fixed order)."""
 
-MAX_HEADER = 64 << 20
-"""Longest header accepted, in bytes."""
+MAX_HEADER = 16 << 20
+"""Longest header accepted, in bytes: taken apart it needs some 25 times as much memory."""
 
 MAX_DIMENSIONS, MAX_ELEMENTS = 16, 1 << 56
 """Largest tensor accepted."""
@@ -67,7 +67,10 @@ def replace(path: Path, blob: bytes) -> None:
 
 
 class TensorFile:
-    """A memory-mapped safetensors file; `array(name)` is a view, nothing is read before it is used.
+    """A safetensors file; `array(name)` maps a tensor into memory, nothing is read before it is used.
+
+    No file stays open for longer than an array of it is in use: a capture may have more files than a process
+    may open.
 
     Raises:
         DamagedCapture: the header is not JSON, or sizes, offsets, shapes or dtypes do not fit the file.
@@ -75,25 +78,24 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not path.is_file():
+            raise self._unreadable("it is missing or not a plain file")
         try:
-            self._bytes = (
-                np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
-            )
+            with path.open("rb") as handle:
+                self._entries, self.metadata = self._parse(handle, os.fstat(handle.fileno()).st_size)
         except OSError as error:
-            raise DamagedCapture(
-                f"{path} cannot be read ({error.strerror}); fetch the capture again."
-            ) from None
-        self._entries, self.metadata = self._parse()
+            raise self._unreadable(error.strerror) from None
 
-    def _parse(self) -> tuple[dict[str, tuple[str, tuple[int, ...], int, int]], str]:
-        total = self._bytes.size
-        length = int(self._bytes[:8].view("<u8")[0]) if total >= 8 else -1
+    def _parse(
+        self, handle: BinaryIO, total: int
+    ) -> tuple[dict[str, tuple[str, tuple[int, ...], int, int]], str]:
+        length = int.from_bytes(handle.read(8), "little")
         if not 0 < length <= min(total - 8, MAX_HEADER):
             raise self._damaged("its header length does not fit the file")
         try:
-            header = json.loads(self._bytes[8 : 8 + length].tobytes(), object_pairs_hook=_unique)
-        except (ValueError, RecursionError):
-            raise self._damaged("its header is not valid JSON") from None
+            header = strict.loads(handle.read(length))
+        except ValueError as error:
+            raise self._damaged(f"its header cannot be used, {error}") from None
         if not isinstance(header, dict):
             raise self._damaged("its header is not a JSON object")
         metadata = header.pop("__metadata__", {})
@@ -117,9 +119,12 @@ class TensorFile:
         if isinstance(entry, dict):
             dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
             named = NAME.get(dtype) if isinstance(dtype, str) else None
-            if named and _is_shape(shape) and _are_sizes(offsets) and len(offsets) == 2:
+            if named and is_shape(shape) and _are_sizes(offsets) and len(offsets) == 2:
                 return named, tuple(shape), offsets[0], offsets[1]
         raise self._damaged(f"the entry of tensor {name[:80]!r} is malformed")
+
+    def _unreadable(self, why: str | None) -> DamagedCapture:
+        return DamagedCapture(f"{self.path} cannot be read ({why}); fetch the capture again.")
 
     def _damaged(self, why: str) -> DamagedCapture:
         return DamagedCapture(f"{self.path} is damaged: {why}; fetch or make the capture again.")
@@ -140,11 +145,23 @@ class TensorFile:
         return self._entries[name][1]
 
     def array(self, name: str) -> np.ndarray:
-        """A read-only view of tensor `name` in its own dtype and shape."""
+        """A read-only view of tensor `name` in its own dtype and shape.
+
+        Raises:
+            DamagedCapture: the file cannot be read any more.
+        """
         dtype, shape, begin, end = self._entries[name]
-        raw = self._bytes[begin:end]
+        if begin == end:
+            empty = np.empty(shape, NUMPY[dtype])
+            empty.flags.writeable = False
+            return empty
+        try:
+            raw: np.ndarray = np.memmap(self.path, np.uint8, "r", begin, (end - begin,))
+        except (OSError, ValueError) as error:  # ValueError: the file became shorter
+            raise self._unreadable(getattr(error, "strerror", None) or "it was changed") from None
         if begin % NUMPY[dtype].itemsize:
             raw = np.array(raw)
+            raw.flags.writeable = False
         return raw.view(NUMPY[dtype]).reshape(shape)
 
 
@@ -165,17 +182,10 @@ def _are_sizes(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
-def _is_shape(value: object) -> TypeGuard[list[int]]:
+def is_shape(value: object) -> TypeGuard[list[int]]:
     """Whether numpy can have an array of this shape; even an empty one may not be arbitrarily long."""
     return (
         _are_sizes(value)
         and len(value) <= MAX_DIMENSIONS
         and math.prod(max(size, 1) for size in value) <= MAX_ELEMENTS
     )
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("duplicate key")
-    return table

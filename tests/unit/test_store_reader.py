@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ import numpy as np
 import pytest
 from altered import DIGESTS, PAYLOAD, ROWS, SMALL, column, edit, forge, small
 from builders import Plan, attention, pair, toy_row, write
+from fuzz import recipes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localizer.errors import DamagedCapture, NotACapture
-from localizer.store import schema
+from localizer.store import schema, writer
 from localizer.store.prefix import prefix_digest
 from localizer.store.reader import Capture
 from localizer.store.verify import verify
@@ -227,7 +230,7 @@ def refused(folder: Path) -> str:
     """The sentence with which a capture is refused."""
     with pytest.raises(DamagedCapture) as caught:
         use(folder)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
     return str(caught.value)
 
 
@@ -241,6 +244,22 @@ def use(folder: Path) -> None:
             capture.row_payload(site.name, row)
     for prompt in capture.prompts.values():
         prefix_digest(prompt)
+
+
+def nested(depth: int) -> Any:
+    """Lists, one in another."""
+    return [nested(depth - 1)] if depth else 0
+
+
+def rename_site(name: str) -> Callable[[dict[str, Any]], None]:
+    """Give the first site another name, in the manifest's sites and coverage."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        site = manifest["sites"][0]
+        manifest["coverage"][name] = manifest["coverage"].pop(site["name"])
+        site["name"] = name
+
+    return change
 
 
 def rename(old: str, new: str) -> Callable[[dict[str, Any]], None]:
@@ -331,6 +350,30 @@ DOCUMENTS: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "no repeats": ("open.json", lambda d: d["workload"].update(repeats=0)),
     "negative prompt tokens": ("open.json", lambda d: d["workload"].update(prompts=[[-1, 2], [3, 4]])),
     "huge prompt tokens": ("open.json", lambda d: d["workload"].update(prompts=[[1 << 64, 2], [3, 4]])),
+    "an integer of 65 bits": ("open.json", lambda d: d["workload"].update(seed=1 << 64)),
+    "a longer one in a table": ("open.json", lambda d: d["workload"]["engine"].update(a=[{"b": 10**30}])),
+    "a negative number": ("open.json", lambda d: d.update(number=-1)),
+    "many prompts": ("open.json", lambda d: d["workload"].update(prompts=[[1]] * 100_001)),
+    "many variables": (
+        "open.json",
+        lambda d: d.update(environment=dict.fromkeys(map(str, range(100_001)), "")),
+    ),
+    "many settings": ("open.json", lambda d: d["workload"].update(engine={"a": [0] * 100_001})),
+    "long names of many settings": (
+        "open.json",
+        lambda d: d["workload"].update(engine={"a" * 10_000: dict.fromkeys(map(str, range(10_000)), 0)}),
+    ),
+    "deep settings": ("open.json", lambda d: d["workload"].update(sampling={"a": nested(30)})),
+    "deep facts": ("manifest.json", lambda d: d["engine"].update(a=nested(500))),
+    "many reasons": ("manifest.json", lambda d: d.update(reasons=[""] * 100_001)),
+    "negative cached tokens": ("manifest.json", lambda d: d["outputs"][0].update(cached_tokens=-(10**18))),
+    "a size of many digits": ("manifest.json", lambda d: d["files"][0].update(size=10**400)),
+    "a site without a name": ("manifest.json", rename_site("")),
+    "a site with a live name": ("manifest.json", rename_site("model/\x1b[2J\n\u202e")),
+    "a site with a long name": ("manifest.json", rename_site("x" * 501)),
+    "rows of many dimensions": ("manifest.json", lambda d: d["sites"][0].update(shape=[1] * 17)),
+    "rows of too many elements": ("manifest.json", lambda d: d["sites"][0].update(shape=[1 << 40] * 2)),
+    "a live state": ("manifest.json", lambda d: d.update(state="\x1b[2J\nfake" * 1000)),
     "another format": ("open.json", lambda d: d.update(format="\x1b[31m" * 100)),
     "no format": ("open.json", lambda d: d.pop("format")),
 }
@@ -351,10 +394,23 @@ def test_documents_that_make_no_sense_are_refused(folder: Path, what: str) -> No
         b"[]",
         b'{"a":' * 200_000,
         b"[" * 200_000 + b"\n",
+        b'{"name": "a", "name": "a"}\n',
+        b'{"later": NaN}\n',
+        b'{"\xff": 1}\n',
         b'{"name": "\xff"}\n',
         b'{"format": "\\ud800"}\n',
     ],
-    ids=["null", "list", "deep", "deep list", "not UTF-8", "half a surrogate"],
+    ids=[
+        "null",
+        "list",
+        "deep",
+        "deep list",
+        "a key twice",
+        "NaN",
+        "a key not UTF-8",
+        "not UTF-8",
+        "half a surrogate",
+    ],
 )
 def test_documents_that_are_not_what_they_should_be(folder: Path, document: str, blob: bytes) -> None:
     (folder / document).write_bytes(blob)
@@ -410,6 +466,60 @@ def test_a_document_is_never_read_through_a_link_or_from_a_pipe(tmp_path: Path) 
         assert document in refused(folder)
 
 
+@pytest.mark.parametrize("document", ["open.json", "manifest.json", "journal.jsonl"])
+def test_a_key_twice_in_a_sound_document(folder: Path, document: str) -> None:
+    """Readers do not agree on which of the two counts."""
+    text = (folder / document).read_text()
+    key = "name" if document == "journal.jsonl" else "format"
+    (folder / document).write_text(text.replace("{", f'{{"{key}": "x", ', 1))
+    assert document in refused(folder)
+
+
+def test_no_more_memory_is_asked_for_than_a_document_needs(folder: Path) -> None:
+    tracemalloc.start()
+    try:
+        Capture(folder)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_sets_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More files than a process may open."""
+    monkeypatch.setattr(writer, "SHARD_ROWS", 1)
+    prompts = tuple((number, number + 1) for number in range(1, 9))
+    folder = small(tmp_path, prompts=prompts, matrix=(8,), repeats=8, chunk=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.undo()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        capture = Capture(folder)
+        capture.check()
+        assert verify(folder).state == "sound"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(capture.files) > 64
+    assert capture.row_payload(QUERY, len(capture.table) - 1) is not None
+
+
+def test_room_is_made_only_for_sets_that_fit(tmp_path: Path) -> None:
+    """Rows of a few megabytes times many sites that only the manifest names would be terabytes."""
+    folder = tmp_path / "captures"
+    recipe = {
+        "base": "sets",
+        "agree": True,
+        "edits": [
+            ["set", "manifest.json", ["sites"], [{"name": f"s{i}", "rows": "all"} for i in range(100_000)]],
+            [
+                *("set", "manifest.json", ["coverage"]),
+                {f"s{i}": {"expected": 0, "recorded": 0} for i in range(100_000)},
+            ],
+        ],
+    }
+    recipes.cook(recipe, folder)
+    assert "does not name all 100000 sites" in refused(folder)
+
+
 def test_a_document_of_any_length_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "MAX_DOCUMENT", 100)
     assert "larger than" in refused(folder)
@@ -462,6 +572,7 @@ SHARDS: dict[str, Callable[[Path], None]] = {
     "an unknown kind": filled(ROWS, "kind", 200),
     "an unknown value of logits": filled(ROWS, "logits", 3),
     "a negative position": filled(ROWS, "position", -1),
+    "a position far out": filled(ROWS, "position", 1 << 24),
     "a negative step": filled(ROWS, "step", -1),
     "a negative occurrence": filled(ROWS, "occurrence", -1),
     "no position": changed(ROWS, "position", lambda array: None),

@@ -66,6 +66,10 @@ def test_arrays_are_read_only(tmp_path: Path) -> None:
     tensors.write(tmp_path / "a", {"x": np.zeros(3, np.float32)}, "")
     with pytest.raises(ValueError, match="read-only"):
         tensors.TensorFile(tmp_path / "a").array("x")[0] = 1
+    blob = build({"a": entry("U8", [1], [0, 1]), "b": entry("F32", [1], [1, 5])}, bytes(5))
+    (tmp_path / "odd").write_bytes(blob)
+    with pytest.raises(ValueError, match="read-only"):
+        tensors.TensorFile(tmp_path / "odd").array("b")[0] = 1
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +111,9 @@ HOSTILE = {
     "header of the largest length": build({}, length=(1 << 64) - 1),
     "not JSON": build(None, raw=b"{not json}"),
     "not UTF-8": build(None, raw=b'{"\xff\xfe": 1}'),
+    "UTF-16": build(None, raw="{}".encode("utf-16")),
+    "NaN": build(None, raw=b'{"__metadata__": {}, "a": NaN}'),
+    "header longer than any": build(None, raw=b" " * ((16 << 20) + 1)),
     "deep": build(None, raw=b"[" * 200_000),
     "deep in an entry": build(None, raw=b'{"a":' * 200_000),
     "a list": build([1, 2]),
@@ -233,6 +240,29 @@ def test_a_flipped_bit_in_any_byte_changes_the_digest(tmp_path: Path, sound: Cal
         path.write_bytes(flipped)
         reads_or_refuses(path)
         assert tensors.file_digest(path) != digest
+
+
+def test_a_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for change in (lambda: path.write_bytes(path.read_bytes()[:-8]), path.unlink):
+        tensors.write(path, {"x": np.arange(4)}, "")
+        file = tensors.TensorFile(path)
+        change()
+        with pytest.raises(DamagedCapture, match="cannot be read"):
+            file.array("x")
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    """A capture may have more files than a process may open."""
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    tensors.write(tmp_path / "file", {"x": np.arange(4)}, "")
+    before = descriptors()
+    files = [tensors.TensorFile(tmp_path / "file") for _ in range(20)]
+    sums = [int(file.array("x").sum()) for file in files]
+    assert (sums, descriptors()) == ([6] * 20, before)
 
 
 def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:

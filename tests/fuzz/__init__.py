@@ -1,0 +1,1 @@
+"""Fuzzing of the readers: docs/fuzzing.md."""
