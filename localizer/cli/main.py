@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -58,6 +59,9 @@ def localize() -> None:
 
 def main() -> None:
     """The console script `localize`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = localize.main(prog_name="localize", standalone_mode=False)
         sys.stdout.flush()
@@ -87,7 +91,10 @@ def main() -> None:
 
 
 def _complain(sentence: str, status: int) -> int:
-    click.echo(f"localize: {sentence}" if "\n" not in sentence else sentence, err=True)
+    from localizer.report.safe import clean
+
+    lines = [clean(line, 4000) for line in sentence.split("\n")]
+    click.echo(f"localize: {lines[0]}" if len(lines) == 1 else "\n".join(lines), err=True)
     return status
 
 

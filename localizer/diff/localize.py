@@ -96,7 +96,10 @@ class Localizer:
         self._places = [place(name) for name in alignment.sites]
         self._order = causal_order(candidate, alignment, comparison.differ)
         self._feeding = Feeding(candidate, parent, alignment)
-        self._all_layers = candidate.open.observer.layers == parent.open.observer.layers == "all"
+        self._all_layers = all(
+            capture.open.observer.layers == "all" and not (capture.manifest and capture.manifest.untapped)
+            for capture in (candidate, parent)
+        )
         self._skipped = {
             name
             for capture in (candidate, parent)

@@ -15,7 +15,7 @@ from localizer.workload import build, smollm2, tiny
 
 TINY, TINY_DRAFT, SMOLLM2 = "tiny", "tiny-eagle3", "smollm2"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HASHED = frozenset({".json", ".safetensors", ".bin", ".gguf", ".model"})
+WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
 
 @dataclass(frozen=True)
@@ -146,5 +146,5 @@ def digests(folder: Path) -> dict[str, str]:
     return {
         path.name: file_digest(path)
         for path in sorted(folder.iterdir())
-        if path.is_file() and path.suffix in HASHED
+        if path.is_file() and (path.name == "config.json" or path.suffix in WEIGHTS)
     }

@@ -116,3 +116,9 @@ def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert cache_folder() == tmp_path / "mine"
     monkeypatch.setenv("LOCALIZER_CACHE", "~nobody-here/mine")
     assert cache_folder().name == "mine"
+
+
+def test_only_configuration_and_weights_make_a_model(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer_config.json", "tokenizer.model", "README.md"):
+        (tmp_path / name).write_text("{}")
+    assert list(digests(tmp_path)) == ["config.json", "model.safetensors"]
