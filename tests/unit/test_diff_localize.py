@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from builders import Change, Plan, Where, attention, bump, pair, put, toy_token, write
@@ -12,6 +13,7 @@ from builders import Change, Plan, Where, attention, bump, pair, put, toy_token,
 from localizer.diff import diff, localize
 from localizer.diff.result import Finding, Result
 from localizer.store.reader import Capture
+from localizer.store.schema import MANIFEST, Manifest, decode, encode
 from localizer.wire.spec import HIDDEN, INPUT_IDS, LOGITS, POSITIONS, TOKEN
 
 REQUEST = "r01.01"
@@ -290,3 +292,15 @@ def test_a_number_too_great_for_a_layer_is_not_counted_to() -> None:
 
     assert place("model.layers.99999999999.attn/query").number is None
     assert place("model.layers.3.attn/query").number == 3
+
+
+def test_layers_without_a_tap_may_lie_inside_the_segment(tmp_path: Path) -> None:
+    """A model of other mixers than attention: that nothing was seen between its ends is not that nothing is."""
+    one, other = pair(tmp_path, Plan(layers=(0,)), changes={(REQUEST, 4, HIDDEN): bump()})
+    for folder in (one, other):
+        manifest = decode(folder / MANIFEST, Manifest)
+        changed = msgspec.structs.replace(manifest, untapped={"model.layers.1.mixer": "Mixer"})
+        (folder / MANIFEST).write_bytes(encode(changed))
+    found = diff(Capture(one), Capture(other)).first
+    assert found is not None
+    assert (found.site, found.unobserved.later_layers) == (HIDDEN, True)
