@@ -295,7 +295,7 @@ def test_a_number_too_great_for_a_layer_is_not_counted_to() -> None:
 
 
 def test_layers_without_a_tap_may_lie_inside_the_segment(tmp_path: Path) -> None:
-    """A model of other mixers than attention: that nothing was seen between its ends is not that nothing is."""
+    """A model with other mixers than attention: nothing seen between its ends is not nothing there."""
     one, other = pair(tmp_path, Plan(layers=(0,)), changes={(REQUEST, 4, HIDDEN): bump()})
     for folder in (one, other):
         manifest = decode(folder / MANIFEST, Manifest)
