@@ -11,7 +11,7 @@ import traceback
 import click
 
 from localizer import __version__
-from localizer.errors import LocalizerError
+from localizer.errors import CaptureFailed, LocalizerError
 
 COMMANDS = {
     "capture": "Run a workload on a vLLM and record what it computes.",
@@ -59,6 +59,8 @@ def localize() -> None:
 
 def main() -> None:
     """The console script `localize`."""
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -71,7 +73,7 @@ def main() -> None:
         error.show()
         status = error.exit_code
     except LocalizerError as error:
-        status = _complain(str(error), error.exit_code)
+        status = _complain(str(error), error.exit_code, lines=isinstance(error, CaptureFailed))
     except KeyboardInterrupt:
         status = _complain("Stopped.", 130)
     except BrokenPipeError:
@@ -90,11 +92,12 @@ def main() -> None:
     sys.exit(status)
 
 
-def _complain(sentence: str, status: int) -> int:
+def _complain(sentence: str, status: int, *, lines: bool = False) -> int:
+    """Say what went wrong, in one line unless `lines`; names and texts in it may be a stranger's."""
     from localizer.report.safe import clean
 
-    lines = [clean(line, 4000) for line in sentence.split("\n")]
-    click.echo(f"localize: {lines[0]}" if len(lines) == 1 else "\n".join(lines), err=True)
+    shown = [clean(line, 4000) for line in (sentence.split("\n") if lines else [sentence])]
+    click.echo(f"localize: {shown[0]}" if len(shown) == 1 else "\n".join(shown), err=True)
     return status
 
 

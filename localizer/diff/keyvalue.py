@@ -9,8 +9,9 @@ from localizer.diff.compare import Comparison
 from localizer.diff.places import Place
 from localizer.diff.result import KeyValueRows
 from localizer.store.expected import is_draft
-from localizer.store.prefix import RequestPrefixes
+from localizer.store.prefix import prefix_digests
 from localizer.store.reader import Capture
+from localizer.store.schema import DIGEST_BYTES
 
 
 def key_value_rows(
@@ -101,11 +102,9 @@ def _chain(candidate: Capture, row: int) -> np.ndarray | None:
     tokens = [*prompt, *candidate.outputs.get(request, [])][: position + 1]
     for at, token in zip(columns["position"][same].tolist(), columns["token"][same].tolist(), strict=True):
         tokens[at : at + 1] = [token]
-    if len(tokens) <= position or tokens[position] != columns["token"][row]:
+    if len(tokens) <= position or tokens[position] != columns["token"][row] or min(tokens) < 0:
         return None
-    prefixes = RequestPrefixes(prompt)
-    found = [prefixes.row(index, token) for index, token in enumerate(tokens)]
-    chain = np.array([np.frombuffer(item[0], np.uint8) for item in found if item is not None])
-    if len(chain) != position + 1 or not np.array_equal(chain[position], candidate.table.prefix[row]):
+    chain = np.frombuffer(prefix_digests(tokens), np.uint8).reshape(-1, DIGEST_BYTES)
+    if not np.array_equal(chain[position], candidate.table.prefix[row]):
         return None
     return chain[:position]

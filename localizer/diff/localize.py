@@ -19,6 +19,7 @@ from localizer.diff.result import (
     Both,
     Cause,
     Finding,
+    KeyValueRows,
     RequestFirst,
     Segment,
     SiteResult,
@@ -39,7 +40,10 @@ WRONG_INPUTS, CODE_BETWEEN, IN_ATTENTION, IN_FINAL, IN_LM_HEAD, IN_SAMPLER, NOTH
 IN_AUXILIARY, DRAFT_ENTRY = BLAMES[7:]
 
 DETAILED_REQUESTS = 256
-"""Requests whose own first difference is described from its payload."""
+"""Requests whose own first difference is described from its payload, with what its segment holds."""
+
+READ_POSITIONS = 1 << 20
+"""Earlier positions that are looked at for attention outputs, of all findings together."""
 
 READ_ROWS = 8
 """Differing rows read per site, the causally first, for the site's worst class."""
@@ -96,6 +100,7 @@ class Localizer:
         self._places = [place(name) for name in alignment.sites]
         self._order = causal_order(candidate, alignment, comparison.differ)
         self._feeding = Feeding(candidate, parent, alignment)
+        self._positions = 0
         self._all_layers = all(
             capture.open.observer.layers == "all" and not (capture.manifest and capture.manifest.untapped)
             for capture in (candidate, parent)
@@ -211,7 +216,7 @@ class Localizer:
             cosine=detail.cosine,
             values=detail.values,
             logits=self._details.logits(row, other, name) if detailed and before.stage == LM_HEAD else None,
-            key_value=key_value_rows(self._candidate, self._alignment, self._comparison, pair, before)
+            key_value=self._key_value(pair, before, position)
             if detailed and before.stage == OUTPUT
             else None,
             fed_by=self._feeding.of(row, other)
@@ -220,10 +225,17 @@ class Localizer:
             and before.stage != INPUTS
             and (start is None or start.stage == INPUTS)
             else None,
-            unobserved=self._unobserved(after, site, compared),
+            unobserved=self._unobserved(after, site, compared) if detailed else Unobserved(),
             parent_request=self._parent.requests[theirs["request"][other]],
             parent_step=int(theirs["step"][other]),
         )
+
+    def _key_value(self, pair: int, output: Place, position: int) -> KeyValueRows:
+        """What an attention output read, as long as that is not too much in all."""
+        self._positions += position
+        if self._positions > READ_POSITIONS:
+            return KeyValueRows(positions=position, equal=0, differ=0, not_compared=position)
+        return key_value_rows(self._candidate, self._alignment, self._comparison, pair, output)
 
     def _unobserved(self, after: int | None, site: int, compared: Sequence[bool]) -> Unobserved:
         """What lies inside the segment that ends at `site` without having been compared on the row."""

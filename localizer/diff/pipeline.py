@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from localizer.diff import settings, verdict
@@ -144,7 +146,7 @@ def _layers(capture: Capture) -> str:
 def _facts(capture: Capture) -> CaptureFacts:
     return CaptureFacts(
         label=capture.label,
-        path=str(capture.folder),
+        path=os.fsencode(capture.folder).decode(errors="backslashreplace"),
         created=capture.open.created,
         vllm=capture.open.source.vllm,
         state="complete" if capture.complete else "incomplete",

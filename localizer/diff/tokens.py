@@ -106,12 +106,20 @@ def pair_requests(candidate: Capture, parent: Capture, *, equal_workloads: bool)
     """Requests (candidate, parent) that were asked the same: of equal id, or of equal prompt in order."""
     if equal_workloads:
         return [(name, name) for name in candidate.requests]
-    waiting: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    numbers: dict[tuple[int, ...], int] = {}
+    known: dict[int, int] = {}
+
+    def number(prompt: list[int]) -> int:
+        if id(prompt) not in known:  # requests share their prompts: a long one is hashed once
+            known[id(prompt)] = numbers.setdefault(tuple(prompt), len(numbers))
+        return known[id(prompt)]
+
+    waiting: dict[int, list[str]] = defaultdict(list)
     for name, prompt in reversed(parent.prompts.items()):
-        waiting[tuple(prompt)].append(name)
+        waiting[number(prompt)].append(name)
     pairs = []
     for name, prompt in candidate.prompts.items():
-        if names := waiting.get(tuple(prompt)):
+        if names := waiting.get(number(prompt)):
             pairs.append((name, names.pop()))
     return pairs
 

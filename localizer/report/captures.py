@@ -8,8 +8,12 @@ from localizer.errors import DamagedCapture
 from localizer.report.safe import clean
 from localizer.store import names
 from localizer.store.reader import Capture
+from localizer.store.schema import Workload
 from localizer.store.verify import DAMAGED, SOUND, Verification
 from localizer.wire.versions import seen_on
+
+MATRIX_SHOWN = 100
+"""Batch sizes that are shown."""
 
 
 def made(capture: Capture) -> str:
@@ -66,7 +70,7 @@ def details(capture: Capture) -> str:
         )
     lines += [
         f"  model         {clean(work.model.name)}",
-        f"  workload      matrix {','.join(map(str, work.matrix))} x {work.repeats}, "
+        f"  workload      matrix {_matrix(work)} x {work.repeats}, "
         f"{work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens, seed {work.seed}",
         f"  engine        {clean(_pairs(work.engine)) or 'as vLLM sets it'}",
         f"  environment   {clean(_pairs(opening.environment)) or 'nothing recorded'}",
@@ -93,9 +97,8 @@ def details(capture: Capture) -> str:
         lines.append(f"  counts        {clean(_pairs(manifest.counts))}")
         facts = {key: value for key, value in manifest.engine.items() if not isinstance(value, dict)}
         lines.append(f"  running       {clean(_pairs(facts), 1000)}")
-        lines.append(
-            f"  seconds       {_pairs({key: round(value, 1) for key, value in manifest.durations.items()})}"
-        )
+        seconds = {key: round(value, 1) for key, value in manifest.durations.items()}
+        lines.append(f"  seconds       {clean(_pairs(seconds))}")
     return "\n".join(lines)
 
 
@@ -110,7 +113,9 @@ def history(root: Path) -> str:
     ]
     rows += sorted(found, key=lambda row: row[1])
     if len(rows) == 1:
-        return f"There are no captures in {root}; make one with localize capture NAME --model MODEL."
+        return (
+            f"There are no captures in {clean(str(root))}; make one with localize capture NAME --model MODEL."
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -129,7 +134,7 @@ def _line(folder: Path, label: str) -> tuple[str, ...]:
         clean(capture.open.created),
         clean(source.vllm) + changed,
         clean(work.model.name),
-        f"{','.join(map(str, work.matrix))} x {work.repeats}, {work.max_tokens} tokens",
+        f"{_matrix(work)} x {work.repeats}, {work.max_tokens} tokens",
         "complete" if capture.complete else "incomplete",
     )
 
@@ -137,12 +142,13 @@ def _line(folder: Path, label: str) -> tuple[str, ...]:
 def verification(folder: Path, result: Verification) -> str:
     """What `localize verify` prints."""
     if result.state == DAMAGED:
-        return f"damaged: {clean(result.reasons[0])}"
+        return f"damaged: {clean(result.reasons[0], 4000)}"
     checked = f"{result.files} files, {result.size:,} bytes and {result.rows:,} rows are as recorded"
+    where = clean(str(folder), 4000)
     if result.state == SOUND:
-        return f"sound and complete: {folder}: {checked}."
+        return f"sound and complete: {where}: {checked}."
     return (
-        f"sound but incomplete: {folder}: {checked}; "
+        f"sound but incomplete: {where}: {checked}; "
         + "; ".join(clean(reason) for reason in result.reasons)
         + "."
     )
@@ -155,6 +161,12 @@ def _size(capture: Capture) -> str:
             return f"{size:.0f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def _matrix(work: Workload) -> str:
+    """Batch sizes as they are typed, the first of very many."""
+    sizes = ",".join(map(str, work.matrix[:MATRIX_SHOWN]))
+    return sizes if len(work.matrix) <= MATRIX_SHOWN else f"{sizes},..."
 
 
 def _pairs(table: dict[str, object] | dict[str, str] | dict[str, int] | dict[str, float]) -> str:

@@ -10,7 +10,7 @@ from localizer.store.reader import Capture
 from localizer.store.schema import OPEN
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-NUMBER = re.compile(r"\d{4,}")
+NUMBER = re.compile(r"\d{4,9}", re.ASCII)
 
 
 def new_folder(root: Path, name: str) -> tuple[Path, int]:
@@ -42,7 +42,7 @@ def check_name(name: str) -> None:
     Raises:
         LocalizerError: it cannot.
     """
-    if not NAME.fullmatch(name) or NUMBER.fullmatch(name):
+    if not NAME.fullmatch(name) or re.fullmatch(r"\d{4,}", name):
         raise LocalizerError(
             f"{name!r} cannot name a capture; use letters, digits, '.', '_' and '-', and not digits alone."
         )

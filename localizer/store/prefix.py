@@ -20,6 +20,15 @@ def prefix_digest(tokens: Sequence[int], salt: bytes = b"") -> bytes:
     return xxhash.xxh3_128_digest(salt + token_bytes(tokens))
 
 
+def prefix_digests(tokens: Sequence[int]) -> bytes:
+    """The prefixes of all positions of a text, 16 bytes each."""
+    digest, found = xxhash.xxh3_128(), bytearray()
+    for token in tokens:
+        digest.update(token_bytes([token]))
+        found += digest.digest()
+    return bytes(found)
+
+
 def draft_salt(draft_step: int, base: int) -> bytes:
     """Salt of the prefixes of draft rows: the draft step, from 1, and the proposal's base position."""
     return DRAFT_SALT + token_bytes([draft_step, base])

@@ -31,7 +31,7 @@ def unaccounted(capture: Capture, outputs: Sequence[Output]) -> list[str]:
         length = len(capture.prompts[output.request])
         fed = length + len(output.tokens) - 1
         computed = set(columns["position"][rows[target[rows]]].tolist())
-        if not computed.issuperset(range(output.cached_tokens, fed)):
+        if not computed.issuperset(range(min(output.cached_tokens, length), fed)):
             missing.append(output.request)
         chosen = rows[deciding[rows]]
         decided = dict(

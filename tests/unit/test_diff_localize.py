@@ -118,6 +118,29 @@ def test_payload_of_the_later_requests_is_not_read_without_end(
     assert classes == ["1-ulp", None, None]
 
 
+def test_what_lies_inside_the_segments_of_later_requests_is_not_told_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name may hold a high number of a layer, and there may be many requests."""
+    monkeypatch.setattr(localize, "DETAILED_REQUESTS", 1)
+    plan = Plan(layers=(0, 9000), observed="0,9000")
+    changes = {(name, 4, attention(9000, "query")): bump() for name in ("r00.00", "r01.00", "r01.01")}
+    found = [item.first.unobserved.layers for item in compared(tmp_path, plan, changes=changes).requests]
+    assert [len(layers) for layers in found] == [8999, 0, 0]
+
+
+def test_earlier_positions_are_not_looked_at_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(localize, "READ_POSITIONS", 10)
+    changes = {(name, 4, attention(1, "output")): bump() for name in ("r00.00", "r01.00", "r01.01")}
+    result = compared(tmp_path, changes=changes)
+    found = [item.first.key_value for item in result.requests]
+    assert [(rows.positions, rows.equal, rows.not_compared) for rows in found if rows is not None] == [
+        *((4, 4, 0), (4, 0, 4), (4, 0, 4))
+    ]
+
+
 def test_selected_layers_leave_the_others_inside_the_segment(tmp_path: Path) -> None:
     plan = Plan(layers=(1, 4), observed="1,4")
     found = first(tmp_path, {(REQUEST, 4, attention(4, "query")): bump()}, plan)

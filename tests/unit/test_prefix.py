@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localizer.store.prefix import RequestPrefixes, draft_salt, prefix_digest
+from localizer.store.prefix import RequestPrefixes, draft_salt, prefix_digest, prefix_digests
 
 TOKENS = st.lists(st.integers(0, 3), max_size=6)
 
@@ -34,6 +34,7 @@ def test_it_does_not_matter_which_part_was_the_prompt(tokens: list[int], data: s
     prompt = data.draw(st.integers(0, len(tokens)))
     expected = [prefix_digest(tokens[: position + 1]) for position in range(len(tokens))]
     assert rows(tokens, prompt) == expected
+    assert prefix_digests(tokens) == b"".join(expected)
 
 
 @given(TOKENS.filter(bool), st.data())
