@@ -29,6 +29,9 @@ from localizer.store.writer import RankWriter, StreamError
 from localizer.wire.ring import MESSAGE, Ring
 from localizer.wire.spec import INPUT_IDS, POSITIONS
 
+NICENESS = 10
+"""On the CPU vLLM's threads wait for each other: one that the writer puts off puts off the whole step."""
+
 
 class Orders:
     """What localize says on standard input."""
@@ -141,6 +144,7 @@ def _why(error: Exception) -> dict[str, str]:
 
 def main() -> None:
     """`python -m localizer.capture.writer RING_FD FOLDER RANK`."""
+    os.nice(NICENESS)
     ring_fd, folder, rank = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     result = work(Ring(ring_fd), folder, rank, Orders())
     with contextlib.suppress(BrokenPipeError):

@@ -149,7 +149,7 @@ class Ring:
 
     # -- consumer --------------------------------------------------------------------------------------
 
-    def frames(self, stop: Callable[[], bool], pause: float = 0.002) -> Iterator[Frame]:
+    def frames(self, stop: Callable[[], bool], pause: float = 0.02) -> Iterator[Frame]:
         """Yield frames until the producer closed the ring, or `stop()` holds and the ring is empty."""
         while True:
             tail = self._words[_TAIL]
