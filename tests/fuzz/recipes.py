@@ -20,6 +20,7 @@ What would be long is written short: see `expand`. Edits that do not fit the cap
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -52,8 +53,8 @@ DOCUMENTS = (OPEN, MANIFEST, JOURNAL)
 SHARDS = (ROWS, DIGESTS, PAYLOAD)
 FACTS = "__metadata__"
 KINDS_OF_FILE = ("nothing", "folder", "pipe", "link", "dangling", "loop")
-LONGEST, MOST_EDITS = 200_000, 20
-"""Most items that a short form stands for, and most edits of a recipe that count."""
+LONGEST, MOST_EDITS, DEEPEST = 200_000, 60, 40
+"""Most items that a short form stands for, most edits of a recipe that count, and longest path of a place."""
 
 Files = dict[str, bytes]
 
@@ -319,7 +320,9 @@ NUMBERS = [*range(12), 0x7FC0, 0xFF80, 0x8000]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of everything inside a tree."""
+    """The paths of everything inside a tree, but for what lies deeper than anything in a capture."""
+    if len(path) == DEEPEST:
+        return
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)
@@ -336,7 +339,7 @@ def any_value(rng: random.Random) -> Any:
     value = rng.choice(VALUES)
     if isinstance(value, int) and rng.random() < 0.2:
         return value + rng.randint(-3, 3)
-    return value
+    return copy.deepcopy(value)  # whoever gets it may alter it
 
 
 def _random_edit(rng: random.Random, name: str) -> list[Any]:
