@@ -29,7 +29,7 @@ from localizer.store.writer import RankWriter, StreamError
 from localizer.wire.ring import MESSAGE, Ring
 from localizer.wire.spec import INPUT_IDS, POSITIONS
 
-NICENESS = 10
+NICENESS = 5
 """On the CPU vLLM's threads wait for each other: one that the writer puts off puts off the whole step."""
 
 
