@@ -15,7 +15,7 @@ def test_the_example_in_the_readme_is_the_real_output() -> None:
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert printed.returncode == 1
     readme = (ROOT / "README.md").read_text()
-    section = readme[readme.index("## An example") : readme.index("## Your own change")]
+    section = readme[readme.index("## An example") : readme.index("## A real model")]
     shown = re.findall(r"^    (.+)$", section, re.MULTILINE)
     lines = iter(printed.stdout.splitlines())
     assert len(shown) > 5
