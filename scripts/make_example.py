@@ -22,10 +22,11 @@ import msgspec
 
 import localizer
 from localizer.cache import cache_folder
+from localizer.capture.finish import describe
 from localizer.sources.fault import in_layer, plant
 from localizer.sources.interpreter import probe
-from localizer.store import schema, tensors
-from localizer.store.schema import Manifest, Open, Shard
+from localizer.store import schema
+from localizer.store.schema import Manifest, Open
 from localizer.store.verify import SOUND, verify
 
 LAYER = 4
@@ -69,14 +70,8 @@ def scrub(folder: Path, replaced: dict[str, str]) -> None:
     (folder / schema.OPEN).write_bytes(schema.encode(opening))
     manifest = schema.decode(folder / schema.MANIFEST, Manifest)
     texts = (schema.OPEN, schema.LOG)
-    files = [described(folder, file.name) if file.name in texts else file for file in manifest.files]
+    files = [describe(folder, file.name) if file.name in texts else file for file in manifest.files]
     (folder / schema.MANIFEST).write_bytes(schema.encode(msgspec.structs.replace(manifest, files=files)))
-
-
-def described(folder: Path, name: str) -> Shard:
-    """A file's record."""
-    path = folder / name
-    return Shard(name=name, size=path.stat().st_size, xxh3_128=tensors.file_digest(path))
 
 
 def main() -> None:

@@ -47,11 +47,10 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         for site, expected in written.get("expected", {}).items()
     }
     reasons = incomplete_reasons(coverage, written, workers)
+    capture = Capture(folder)  # without its manifest: what the journal lists
     if written:
-        reasons += unaccounted(Capture(folder), heard.outputs)
-    journal = (folder / schema.JOURNAL).read_bytes().splitlines()
-    shards = [msgspec.json.decode(line, type=Shard) for line in journal]
-    documents = [_describe(folder, name) for name in (schema.OPEN, schema.JOURNAL, schema.LOG)]
+        reasons += unaccounted(capture, heard.outputs)
+    documents = [describe(folder, name) for name in (schema.OPEN, schema.JOURNAL, schema.LOG)]
     manifest = Manifest(
         format=schema.FORMAT,
         schema=schema.SCHEMA,
@@ -74,7 +73,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
             "writer": written.get("peak_memory", 0),
             **{f"worker-{rank}": worker["peak_memory"] for rank, worker in enumerate(workers)},
         },
-        files=[*documents, *shards],
+        files=[*documents, *capture.files],
     )
     tensors.replace(folder / schema.MANIFEST, schema.encode(manifest))
 
@@ -108,6 +107,7 @@ def incomplete_reasons(
     return reasons
 
 
-def _describe(folder: Path, name: str) -> Shard:
+def describe(folder: Path, name: str) -> Shard:
+    """The record of a file of a capture: its size and digest as they are now."""
     path = folder / name
     return Shard(name=name, size=path.stat().st_size, xxh3_128=tensors.file_digest(path))

@@ -72,10 +72,10 @@ class Stream:
     def __init__(self, folder: Path, rank: int) -> None:
         capture = Capture(folder)
         prompts = [capture.prompts[name] for name in capture.requests]
-        self._choice = capture.open.observer.payload
+        observer = capture.open.observer
+        self._choice = observer.payload
         self.not_applicable: dict[str, str] = {}
         self.untapped: dict[str, str] = {}
-        observer = capture.open.observer
         chosen = selection.parse(observer.rows, observer.transactions, set(capture.requests))
         self.rank = RankWriter(folder, rank, capture.requests, prompts, chosen)
 
