@@ -13,6 +13,7 @@ TAIL_LINES = 12
 _PATTERNS = (
     (r"No space left on device", "the disk is full; free some space or name another folder with --out"),
     (r"UnknownLayout: ([^\n]+)", "{0}; capture a version localizer was seen on, or report this layout"),
+    (r"CannotTap: ([^\n]+)", "{0}"),
     (r"operator torchvision::nms does not exist", "torchvision does not fit torch; uninstall torchvision"),
     (r"unexpected keyword argument '([^']+)'", "vLLM has no engine argument {0!r}; check --engine"),
     (r"(?:No module named|cannot import name) '([^']+)'", "the source lacks {0!r}; check its interpreter"),
@@ -28,7 +29,9 @@ _PATTERNS = (
 """Regular expressions over the end of the log, and what they mean."""
 
 
-_EXCEPTION = re.compile(r"(?:^|.* ERROR .*?\] +)((?:\w+\.)*\w*(?:Error|Exception|UnknownLayout): .+)")
+_EXCEPTION = re.compile(
+    r"(?:^|.* ERROR .*?\] +)((?:\w+\.)*\w*(?:Error|Exception|UnknownLayout|CannotTap): .+)"
+)
 """A line that ends a traceback, as Python prints it or inside a line that vLLM logs as an error."""
 
 _DIED = re.compile(r"(\S+) died unexpectedly")

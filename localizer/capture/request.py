@@ -17,7 +17,7 @@ from localizer.errors import LocalizerError
 from localizer.sources import interpreter, overlay
 from localizer.store import names, schema, selection
 from localizer.store.schema import Open
-from localizer.wire.spec import parse_indices
+from localizer.wire.spec import BOUNDARY, MODULE, parse_indices
 from localizer.workload import models, plan
 
 BUFFER_MIB = 256
@@ -67,6 +67,7 @@ class CaptureRequest:
     max_tokens: int = 64
     seed: int = 0
     layers: str = "all"
+    level: str = BOUNDARY
     payload: str = "first"
     sites: Sequence[str] = ()
     rows: Sequence[str] = ()
@@ -123,6 +124,11 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         parse_indices(request.layers, MOST_LAYERS)
     except ValueError as error:
         raise LocalizerError(f"--layers {request.layers!r}: {error}; write first, all, or 0,5-9.") from None
+    if request.level == MODULE and not request.engine.get("enforce_eager"):
+        raise LocalizerError(
+            "Modules can be tapped only without compilation; add --engine enforce_eager=true, or leave out "
+            "--level module to capture what runs compiled at its host boundary."
+        )
     requests = {name for names in schema.rounds(matrix, request.repeats) for name in names}
     try:
         selection.parse(request.rows, request.transactions, requests)
@@ -184,6 +190,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         observer=schema.Observer(
             taps=request.taps,
             layers=request.layers,
+            level=request.level,
             payload=request.payload if request.taps else "none",
             changes=observer_changes(request),
             sites=tuple(request.sites) or ("*",),

@@ -165,6 +165,7 @@ class _Session:
             prompts=work.prompts,
             rounds=schema.rounds(work.matrix, work.repeats),
             layers=self._opening.observer.layers,
+            level=self._opening.observer.level,
             sites=list(self._opening.observer.sites),
             taps=self._taps,
             ring=f"/proc/{os.getpid()}/fd/{ring_fd}",

@@ -56,7 +56,10 @@ class Orders:
 
 
 def payload_sites(sites: list[Site], choice: str) -> frozenset[str] | None:
-    """Names of the sites whose rows are kept: all (None), those of the first tapped layer, or none."""
+    """Names of the sites whose rows are kept: all (None), those of the first tapped layer, or none.
+
+    Sites that are announced later, those of modules, are kept only with all.
+    """
     if choice == "all":
         return None
     names = [site.name for site in sites if site.rows == "all" and site.name not in (INPUT_IDS, POSITIONS)]
@@ -87,6 +90,11 @@ class Stream:
                 self.not_applicable = content["not_applicable"]
                 self.untapped = content.get("untapped", {})
                 self.rank.register(sites, payload_sites(sites, self._choice))
+            case "site":
+                site = Site(name=content["name"], rows=content["rows"])
+                self.rank.add_site(site)
+            case "absent":
+                self.not_applicable.update(content["sites"])
             case "layout":
                 self.rank.layout(content["site"], content["dtype"], content["shape"])
             case "round":

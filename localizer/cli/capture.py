@@ -13,6 +13,7 @@ from localizer.cli.options import captures_root
 from localizer.cli.progress import ConsoleProgress
 from localizer.report.captures import made
 from localizer.store.reader import Capture
+from localizer.wire.spec import BOUNDARY, LEVELS
 from localizer.workload.plan import MATRIX, parse_pairs
 
 
@@ -43,6 +44,13 @@ class Count(click.IntRange):
 @click.option("--seed", default=0, show_default=True, type=Count(0), help="Seed of the prompts.")
 @click.option(
     "--layers", default="all", show_default=True, help="Attention layers to tap: first, all, or 0,5-9."
+)
+@click.option(
+    "--level",
+    default=BOUNDARY,
+    show_default=True,
+    type=click.Choice(LEVELS),
+    help="What is tapped: ops at the host boundary, or in eager mode every module as well.",
 )
 @click.option(
     "--payload",
@@ -99,6 +107,7 @@ def command(
     max_tokens: int,
     seed: int,
     layers: str,
+    level: str,
     payload: str,
     sites: tuple[str, ...],
     rows: tuple[str, ...],
@@ -131,6 +140,7 @@ def command(
                 max_tokens=max_tokens,
                 seed=seed,
                 layers=layers,
+                level=level,
                 payload=payload,
                 sites=sites,
                 rows=rows,

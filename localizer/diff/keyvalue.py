@@ -6,7 +6,7 @@ import numpy as np
 
 from localizer.diff.align import Alignment
 from localizer.diff.compare import Comparison
-from localizer.diff.places import Place
+from localizer.diff.places import Place, key_value_sites
 from localizer.diff.result import KeyValueRows
 from localizer.store.expected import is_draft
 from localizer.store.prefix import prefix_digests
@@ -19,13 +19,15 @@ def key_value_rows(
 ) -> KeyValueRows:
     """Look at the layer's key and value rows of all earlier positions of a row's request.
 
+    For latent attention these are the latent and the rotated part of the key.
+
     For the target, a position counts by the rows of its own request; one that the request did not compute (a
     prefix-cache hit) counts by the rows of equal prefix that other requests computed earlier. For a draft, a
     position counts by the row of the request that wrote it last.
     """
     row = int(alignment.candidate[pair])
     position = int(candidate.table.columns["position"][row])
-    names = {f"{output.layer}/key", f"{output.layer}/value"}
+    names = key_value_sites(output.layer, alignment.sites)
     sites = [index for index, name in enumerate(alignment.sites) if name in names]
     nothing = KeyValueRows(positions=position, equal=0, differ=0, not_compared=position)
     if len(sites) < 2:

@@ -13,7 +13,25 @@ from localizer.diff.compare import Comparison
 from localizer.diff.details import Details
 from localizer.diff.drafts import Feeding, draft_steps
 from localizer.diff.keyvalue import key_value_rows
-from localizer.diff.places import FINAL, INPUTS, INSIDE, LM_HEAD, OUTPUT, QKV, SAMPLER, Place, place, upstream
+from localizer.diff.places import (
+    ATTENTION,
+    EXPERTS,
+    FINAL,
+    INPUTS,
+    INSIDE,
+    LM_HEAD,
+    MODULE,
+    OUTPUT,
+    QKV,
+    ROUTING,
+    SAMPLER,
+    STATE_SPACE,
+    Place,
+    key_value_sites,
+    place,
+    taken_in,
+    upstream,
+)
 from localizer.diff.result import (
     Amplifier,
     Both,
@@ -31,13 +49,13 @@ from localizer.wire.spec import LOGITS
 
 BLAMES = (
     *("inputs", "code-between", "attention", "final", "lm-head", "sampler", "unobserved"),
-    *("auxiliary", "draft-entry"),
+    *("auxiliary", "draft-entry", "experts", "router", "state-space"),
 )
 """What a segment holds. "unobserved": nothing upstream was compared on the row; "auxiliary": anything up to
 an unknown place inside the forward; "draft-entry": what takes the draft's inputs in, and what was fed it."""
 
 WRONG_INPUTS, CODE_BETWEEN, IN_ATTENTION, IN_FINAL, IN_LM_HEAD, IN_SAMPLER, NOTHING_UPSTREAM = BLAMES[:7]
-IN_AUXILIARY, DRAFT_ENTRY = BLAMES[7:]
+IN_AUXILIARY, DRAFT_ENTRY, IN_EXPERTS, IN_ROUTER, IN_STATE_SPACE = BLAMES[7:]
 
 DETAILED_REQUESTS = 256
 """Requests whose own first difference is described from its payload, with what its segment holds."""
@@ -217,7 +235,7 @@ class Localizer:
             values=detail.values,
             logits=self._details.logits(row, other, name) if detailed and before.stage == LM_HEAD else None,
             key_value=self._key_value(pair, before, position)
-            if detailed and before.stage == OUTPUT
+            if detailed and before.stage == OUTPUT and key_value_sites(before.layer, self._alignment.sites)
             else None,
             fed_by=self._feeding.of(row, other)
             if detailed
@@ -247,7 +265,7 @@ class Localizer:
         sites = [self._places[i].name for i in inside if self._places[i].group != before.group]
         if before.stage == OUTPUT:
             there = {self._places[i].name for i in range(site) if compared[i]}
-            parts = [f"{before.layer}/{part}" for part in ("query", "key", "value")]
+            parts = taken_in(before.layer, self._alignment.sites)
             sites += [name for name in parts if name not in there and name not in sites]
         sites = [name for name in sites if name not in self._skipped]
         low = None if start is None else self._before_first(mine) if start.stage == INPUTS else start.number
@@ -255,7 +273,10 @@ class Localizer:
         if start is not None and before.stage in (FINAL, LM_HEAD, SAMPLER):
             layers = sorted({number for i in inside if (number := self._places[i].number) not in (None, low)})
         later = (
-            not self._all_layers and start is not None and start.stage in (INPUTS, QKV, OUTPUT) and not mine
+            not self._all_layers
+            and start is not None
+            and start.stage in (INPUTS, QKV, ROUTING, OUTPUT, MODULE)
+            and not mine
         )
         return Unobserved(layers=layers, sites=sites, later_layers=later and not before.layer)
 
@@ -275,7 +296,10 @@ def blame_of(after: Place | None, before: Place) -> str:
         return IN_AUXILIARY
     if before.draft and after.stage == INPUTS:
         return DRAFT_ENTRY
-    if before.stage == OUTPUT and after.stage == QKV and after.layer == before.layer:
-        return IN_ATTENTION
+    if after.layer == before.layer and after.op:
+        if before.stage == OUTPUT:
+            return {ATTENTION: IN_ATTENTION, EXPERTS: IN_EXPERTS, STATE_SPACE: IN_STATE_SPACE}[after.op]
+        if before.stage == ROUTING:
+            return IN_ROUTER
     whole = {(FINAL, OUTPUT): IN_FINAL, (LM_HEAD, FINAL): IN_LM_HEAD, (SAMPLER, LM_HEAD): IN_SAMPLER}
     return whole.get((before.stage, after.stage), CODE_BETWEEN)

@@ -28,7 +28,7 @@ def _install(worker: Any) -> None:
     end_with(spec.parent_pid)
     recorder = Recorder(Sink(Ring(spec.ring), spec.writer_pid))
     runner = worker.model_runner
-    undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites)
+    undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level)
     runner_v1.follow(recorder, undo, runner)
     setattr(worker, _ATTRIBUTE, recorder)
 

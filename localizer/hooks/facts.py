@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from localizer.hooks import layout
-from localizer.hooks.taps import attention_layers
+from localizer.hooks.boundaries import boundaries
 
 
 def config_facts(config: Any) -> dict[str, Any]:
@@ -35,9 +35,11 @@ def config_facts(config: Any) -> dict[str, Any]:
 def engine_facts(worker: Any) -> dict[str, Any]:
     """What one worker really loaded and allocated, beside its resolved configuration."""
     config, runner = worker.vllm_config, worker.model_runner
+    found, _ = boundaries(config, runner.model)
     backends = {
-        name: f"{type(layer.impl).__module__}.{type(layer.impl).__qualname__}"
-        for name, layer in attention_layers(config, runner.model)
+        item.name: f"{type(item.layer.impl).__module__}.{type(item.layer.impl).__qualname__}"
+        for item in found
+        if hasattr(item.layer, "impl")
     }
     return config_facts(config) | {
         "adapter": layout.adapter_facts(runner, versions()["vllm"]),

@@ -33,6 +33,10 @@ class UnknownLayout(RuntimeError):
     """This vLLM arranges something differently from every version seen; the text names version and place."""
 
 
+class CannotTap(RuntimeError):
+    """What is asked for cannot be tapped in this engine; the text says why and what to do."""
+
+
 def refuse(problem: str, platform: str = "") -> UnknownLayout:
     """The error that says what is not as expected."""
     import vllm

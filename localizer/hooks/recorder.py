@@ -16,6 +16,13 @@ class Recorder:
     """Records rows while a real step is under way, counts and drops everything else.
 
     A fault inside the recorder never reaches vLLM: it is noted, recording ends, the run goes on.
+
+    Attributes:
+        batch, draft_batch: rows of the target's forward, and of the draft's, that is under way, with padding.
+        ending: called when the run is over, before nothing follows any more.
+        checks: called when the run is over; each returns what is wrong with the capture, or None.
+        dummies, rounds: how many dummy forwards and rounds there were.
+        errors: why recording ended, and what is wrong with the capture.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -32,6 +39,8 @@ class Recorder:
         self._steps = 0
         self.dummies = 0
         self.rounds = 0
+        self.batch = self.draft_batch = 0
+        self.ending: list[Callable[[], None]] = []
         self.checks: list[Callable[[], str | None]] = []
         self.errors: list[str] = []
 
@@ -41,6 +50,15 @@ class Recorder:
         """Announce the sites in model order, each with the rows it is expected on, and what is not tapped."""
         self._index = {name: number for number, (name, _) in enumerate(sites)}
         self._sink.message(type="sites", sites=list(sites), not_applicable=not_applicable, untapped=untapped)
+
+    def add(self, site: str, rows: str) -> None:
+        """Announce one more site, which is reached for the first time."""
+        self._index[site] = len(self._index)
+        self._sink.message(type="site", name=site, rows=rows)
+
+    def absent(self, sites: dict[str, str]) -> None:
+        """Say of sites that there are none, with the reason."""
+        self._sink.message(type="absent", sites=sites)
 
     @property
     def recording(self) -> bool:
@@ -87,7 +105,7 @@ class Recorder:
         counts = [scheduled.num_scheduled_tokens[request] for request in requests]
         drafts = scheduled.scheduled_spec_decode_tokens
         feeds = [1 + len(drafts.get(request, ())) for request in requests]
-        self._rows, self._logit_rows = sum(counts), sum(feeds)
+        self._rows, self._logit_rows, self.batch = sum(counts), sum(feeds), len(input_ids)
         if self._rows != scheduled.total_num_scheduled_tokens:
             raise RuntimeError("the batch does not hold the scheduled requests")
         self._sink.message(
@@ -136,7 +154,7 @@ class Recorder:
         positions: torch.Tensor,
     ) -> None:
         """The draft model is about to run; `extra` rows a request are beyond the target's."""
-        self._draft_rows, self._draft_logit_rows = sum(counts), len(counts)
+        self._draft_rows, self._draft_logit_rows, self.draft_batch = sum(counts), len(counts), len(input_ids)
         self._sink.message(
             type="draft",
             requests=list(requests),
@@ -186,5 +204,7 @@ class Recorder:
 
     def finish(self) -> None:
         """The run is over: nothing follows; what was recorded is checked against itself."""
+        for report in self.ending:
+            report()
         self._sink.close()
         self.errors += [complaint for check in self.checks if (complaint := check()) is not None]

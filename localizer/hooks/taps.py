@@ -1,28 +1,30 @@
-"""Boundary taps: where Python is reached between compiled pieces, inputs and outputs of the op are recorded.
+"""Taps: inputs of the forward, ops at the host boundary, final hidden states and logits; modules on request.
 
-Seen on vLLM 0.28.0 and 0.32.0 (CPU). Attention layers are found through `static_forward_context`; their
-`impl.forward(layer, query, key, value, kv_cache, attn_metadata, output=...)` is looked up at each call, so
-that an attribute of the instance stands in for it in eager and in compiled mode. `layout.check` has made sure
-that all of this is as expected.
+Python is reached between compiled pieces: there the tensors that an op takes and gives are recorded.
+`layout.check` has made sure that everything is as expected, `boundaries` says what is tapped of which layer.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 
-from localizer.hooks import drafts
+from localizer.hooks import drafts, layout
+from localizer.hooks.boundaries import Boundary, Op, block, boundaries, is_eager
 from localizer.hooks.logits import tap_logits
+from localizer.hooks.modules import ModuleTaps
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.replace import replace
 from localizer.wire.spec import (
     ALL_ROWS,
     AUXILIARY,
+    BOUNDARY,
     DRAFT,
     DRAFT_LOGIT_ROWS,
     DRAFT_ROWS,
@@ -30,84 +32,96 @@ from localizer.wire.spec import (
     INPUT_IDS,
     LOGIT_ROWS,
     LOGITS,
+    MODULE,
     POSITIONS,
-    SITE_KINDS,
     TOKEN,
     TOKEN_ROWS,
     parse_indices,
 )
 
 
-def attention_layers(vllm_config: Any, model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """(name, layer) of each attention layer of `model`, in the order in which the model made them."""
-    members = {id(module) for module in model.modules()}
-    for name, layer in vllm_config.compilation_config.static_forward_context.items():
-        if id(layer) in members and hasattr(getattr(layer, "impl", None), "forward"):
-            yield name, layer
-
-
-def untapped_layers(vllm_config: Any, model: torch.nn.Module) -> dict[str, str]:
-    """Layers of `model` that keep a KV cache or another state and that no tap knows: name -> class."""
-    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-
-    members = {id(module) for module in model.modules()}
-    known = dict(attention_layers(vllm_config, model))
-    return {
-        name: type(layer).__name__
-        for name, layer in vllm_config.compilation_config.static_forward_context.items()
-        if id(layer) in members and name not in known and isinstance(layer, AttentionLayerBase)
-    }
-
-
 def install(
-    recorder: Recorder, runner: Any, vllm_config: Any, selection: str, patterns: Sequence[str] = ("*",)
+    recorder: Recorder,
+    runner: Any,
+    vllm_config: Any,
+    selection: str,
+    patterns: Sequence[str] = ("*",),
+    level: str = BOUNDARY,
 ) -> ExitStack:
-    """Tap inputs, attention layers, final hidden states and logits, of the target and of its draft.
+    """Tap inputs, layers with a boundary, final hidden states and logits, of the target and of its draft.
 
-    The selection is of the target's attention layers; a draft's are all tapped. Only sites that match one of
-    the shell patterns are recorded.
+    The selection is of the target's layers that mix tokens, each with the experts and modules of its decoder
+    layer; a draft's are all tapped. Only sites that match one of the shell patterns are recorded.
     Closing what is returned takes all taps away.
+
+    Raises:
+        ValueError: the selection names no layer, or no pattern matches.
+        layout.CannotTap: modules are to be tapped of a model that is compiled.
     """
+    if level == MODULE and not is_eager(vllm_config):
+        raise layout.CannotTap(
+            "modules can be tapped only without compilation: set --engine enforce_eager=true"
+        )
     undo = ExitStack()
-    layers = list(attention_layers(vllm_config, runner.model))
-    chosen = [layers[index] for index in parse_indices(selection, len(layers))]
+    found, untapped = boundaries(vllm_config, runner.model)
+    mixing = [boundary.name for boundary in found if boundary.mixes]
+    chosen = {mixing[index] for index in parse_indices(selection, len(mixing))}
+    homes = {block(name) for name in chosen}
+
+    def wanted_layer(home: str) -> bool:
+        return not home or home in homes
+
+    tapped = [
+        boundary
+        for boundary in found
+        if (boundary.name in chosen if boundary.mixes else wanted_layer(block(boundary.name)))
+    ]
     auxiliary = [f"{AUXILIARY}/{index}" for index in range(auxiliary_count(runner))]
-    boundaries, absent = _boundaries(chosen, "")
     sites = [(INPUT_IDS, ALL_ROWS), (POSITIONS, ALL_ROWS)]
-    sites += [(name, ALL_ROWS) for name in [*boundaries, *auxiliary]]
+    sites += [(name, ALL_ROWS) for name in [*_names(tapped, ""), *auxiliary]]
     sites += [(HIDDEN, LOGIT_ROWS), (LOGITS, LOGIT_ROWS), (TOKEN, TOKEN_ROWS)]
+    absent = _absent(tapped, "")
     draft = drafts.draft_model(runner)
-    draft_layers = [] if draft is None else list(attention_layers(vllm_config, draft))
-    if draft_layers:
-        names, missing = _boundaries(draft_layers, DRAFT)
-        absent |= missing
-        sites += [(name, DRAFT_ROWS) for name in [DRAFT + INPUT_IDS, DRAFT + POSITIONS, *names]]
-        sites += [(DRAFT + HIDDEN, DRAFT_LOGIT_ROWS), (DRAFT + LOGITS, DRAFT_LOGIT_ROWS)]
-    untapped = untapped_layers(vllm_config, runner.model)
+    draft_found: list[Boundary] = []
     if draft is not None:
-        untapped |= {DRAFT + name: kind for name, kind in untapped_layers(vllm_config, draft).items()}
-    sites = [(name, rows) for name, rows in sites if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    if not sites:
+        draft_found, unknown = boundaries(vllm_config, draft)
+        untapped |= {DRAFT + name: kind for name, kind in unknown.items()}
+    drafting = any(boundary.mixes for boundary in draft_found)
+    if drafting:
+        absent |= _absent(draft_found, DRAFT)
+        names = [DRAFT + INPUT_IDS, DRAFT + POSITIONS, *_names(draft_found, DRAFT)]
+        sites += [(name, DRAFT_ROWS) for name in names]
+        sites += [(DRAFT + HIDDEN, DRAFT_LOGIT_ROWS), (DRAFT + LOGITS, DRAFT_LOGIT_ROWS)]
+
+    def matches(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    sites = [(name, rows) for name, rows in sites if matches(name)]
+    if not sites and level != MODULE:
         raise ValueError(f"no site matches {' or '.join(patterns)}")
     recorder.register(sites, absent, untapped)
     known = frozenset(name for name, _ in sites)
-    for name, layer in chosen:
-        _tap_attention(undo, name, layer, known, recorder, recorder.rows, lambda: recorder.recording)
-    for name, layer in draft_layers:
-        _tap_attention(
-            undo, DRAFT + name, layer, known, recorder, recorder.draft_rows, lambda: recorder.drafting
-        )
+
+    def in_target() -> bool:
+        return recorder.recording and recorder.in_forward
+
+    _tap_layers(undo, tapped, "", known, recorder, recorder.rows, lambda: recorder.recording)
+    if drafting:
+        _tap_layers(undo, draft_found, DRAFT, known, recorder, recorder.draft_rows, lambda: recorder.drafting)
     _tap_forward(recorder, undo, runner, auxiliary)
-    tap_logits(
-        recorder,
-        undo,
-        runner.model,
-        (HIDDEN, LOGITS),
-        recorder.logit_rows,
-        lambda: recorder.recording and recorder.in_forward,
-    )
-    if draft_layers:
-        drafts.follow(recorder, undo, runner, draft_layers[0][0])
+    tap_logits(recorder, undo, runner.model, (HIDDEN, LOGITS), recorder.logit_rows, in_target)
+    if drafting:
+        drafts.follow(recorder, undo, runner, next(layer.name for layer in draft_found if layer.mixes))
+    if level == MODULE:
+        ModuleTaps(
+            recorder, runner.model, found, wanted_layer, "", ALL_ROWS,
+            in_target, lambda: recorder.batch, recorder.rows, matches,
+        ).install(undo)  # fmt: skip
+        if drafting and draft is not None:
+            ModuleTaps(
+                recorder, draft, draft_found, lambda home: True, DRAFT, DRAFT_ROWS,
+                lambda: recorder.drafting, lambda: recorder.draft_batch, recorder.draft_rows, matches,
+            ).install(undo)  # fmt: skip
     return undo
 
 
@@ -119,65 +133,76 @@ def auxiliary_count(runner: Any) -> int:
     return len(getattr(holder, "aux_hidden_state_layers", ()))
 
 
-def _boundaries(layers: Sequence[tuple[str, Any]], prefix: str) -> tuple[list[str], dict[str, str]]:
-    """Sites of attention layers, and those that a layer does not have, with the reason."""
-    sites: list[str] = []
-    absent: dict[str, str] = {}
-    for name, layer in layers:
-        shared = getattr(layer, "kv_sharing_target_layer_name", None)
-        for kind in SITE_KINDS:
-            if shared and kind in ("key", "value"):
-                absent[f"{prefix}{name}/{kind}"] = f"the layer shares the KV cache of {shared}"
-            else:
-                sites.append(f"{prefix}{name}/{kind}")
-    return sites, absent
+def _names(layers: Sequence[Boundary], prefix: str) -> list[str]:
+    """Sites of layers with a boundary, in execution order."""
+    return [f"{prefix}{layer.name}/{part}" for layer in layers for part in layer.parts]
 
 
-def _tap_attention(
+def _absent(layers: Sequence[Boundary], prefix: str) -> dict[str, str]:
+    """Sites that layers do not have, with the reason."""
+    return {f"{prefix}{layer.name}/{part}": why for layer in layers for part, why in layer.absent.items()}
+
+
+def _tap_layers(
     undo: ExitStack,
-    name: str,
-    layer: Any,
+    layers: Sequence[Boundary],
+    prefix: str,
     sites: frozenset[str],
     recorder: Recorder,
     rows: Callable[[str, torch.Tensor], None],
     wanted: Callable[[], bool],
 ) -> None:
-    """Record a layer's query, key, value and output through `rows` while `wanted()` holds."""
-    impl = layer.impl
-    forward = impl.forward
-    query_site, key_site, value_site, output_site = (f"{name}/{kind}" for kind in SITE_KINDS)
+    """Record what the ops of layers take and give through `rows` while `wanted()` holds."""
+    for layer in layers:
+        for op in layer.ops:
+            _tap_op(undo, op, prefix + layer.name, sites, recorder, rows, wanted)
+
+
+def _tap_op(
+    undo: ExitStack,
+    op: Op,
+    name: str,
+    sites: frozenset[str],
+    recorder: Recorder,
+    rows: Callable[[str, torch.Tensor], None],
+    wanted: Callable[[], bool],
+) -> None:
+    call = getattr(op.owner, op.method)
+    order = list(inspect.signature(call).parameters)
+
+    def arguments(which: Sequence[tuple[str, str]]) -> list[tuple[int, str, str]]:
+        named = [(order.index(parameter), parameter, f"{name}/{part}") for parameter, part in which]
+        return [item for item in named if item[2] in sites]
+
+    before, after = arguments(op.before), arguments(op.after)
+    returned = [f"{name}/{part}" for part in op.returned]
 
     @recorder.guarded
-    def before(query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None) -> None:
-        rows(query_site, query)
-        if key_site in sites and key is not None and value is not None:
-            rows(key_site, key)
-            rows(value_site, value)
+    def take(which: list[tuple[int, str, str]], args: Any, kwargs: Any) -> None:
+        for index, parameter, site in which:
+            tensor = args[index] if index < len(args) else kwargs.get(parameter)
+            if tensor is not None:
+                rows(site, tensor)
 
     @recorder.guarded
-    def after(output: torch.Tensor) -> None:
-        rows(output_site, output)
+    def give(result: Any) -> None:
+        values = result if isinstance(result, tuple) else (result,)
+        for site, tensor in zip(reversed(returned), reversed(values), strict=False):
+            if isinstance(tensor, torch.Tensor):
+                rows(site, tensor)
 
-    @functools.wraps(forward)
-    def tapped(
-        layer: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        kv_cache: Any,
-        attn_metadata: Any,
-        output: Any,
-        *args: Any,
-        **kw: Any,
-    ) -> Any:
+    @functools.wraps(call)
+    def tapped(*args: Any, **kwargs: Any) -> Any:
         if not wanted():
-            return forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kw)
-        before(query, key, value)
-        result = forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kw)
-        after(output)
+            return call(*args, **kwargs)
+        take(before, args, kwargs)
+        result = call(*args, **kwargs)
+        take(after, args, kwargs)
+        if returned:
+            give(result)
         return result
 
-    replace(undo, impl, "forward", tapped)
+    replace(undo, op.owner, op.method, tapped)
 
 
 def _tap_forward(recorder: Recorder, undo: ExitStack, runner: Any, auxiliary: Sequence[str]) -> None:

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from localizer.diff import localize, verdict
-from localizer.diff.places import FINAL, INPUTS, INSIDE, LM_HEAD, OTHER, OUTPUT, QKV, SAMPLER, Place, place
+from localizer.diff.places import (
+    ATTENTION,
+    FINAL,
+    INPUTS,
+    INSIDE,
+    LM_HEAD,
+    MODULE,
+    OTHER,
+    OUTPUT,
+    QKV,
+    ROUTING,
+    SAMPLER,
+    Place,
+    place,
+)
 from localizer.diff.result import DIVERGED, IDENTICAL, Finding, Logits, Reason, Result, Tokens, TopTwo
 from localizer.report import speculation
 from localizer.report.counts import count
@@ -21,12 +35,27 @@ def site(where: Place) -> str:
     whose = "the draft's" if where.draft else "the"
     if where.stage == INPUTS:
         return f"{whose} {'input ids' if where.part == 'input_ids' else clean(where.part)}"
-    if where.stage in (QKV, OUTPUT):
-        part = "attention output" if where.stage == OUTPUT else where.part
-        return f"the {part} of {layer(where)}"
+    if where.stage in (QKV, ROUTING, OUTPUT):
+        if _of_attention(where):
+            return (
+                f"the {'attention output' if where.stage == OUTPUT else _plain(where.part)} of {layer(where)}"
+            )
+        op = clean(where.layer.rpartition(".")[2])
+        return f"the {_plain(where.part)} of {op} of {layer(where)}"
+    if where.stage == MODULE:
+        return f"the {_plain(where.part) or 'output'} of {clean(where.layer)}"
     if where.stage == INSIDE:
         return f"the auxiliary hidden states {clean(where.part)}"
     return f"{whose} {_PLACES[where.stage]}" if where.stage in _PLACES else clean(where.name)
+
+
+def _of_attention(where: Place) -> bool:
+    """Whether a site is one of attention: an output is, where its layer is called so, as vLLM does."""
+    return "attn" in where.layer.rpartition(".")[2] if where.stage == OUTPUT else where.op == ATTENTION
+
+
+def _plain(part: str) -> str:
+    return clean(part.replace("_", " "))
 
 
 def layer(where: Place) -> str:
@@ -34,6 +63,14 @@ def layer(where: Place) -> str:
     if where.number is None:
         return clean(where.layer)
     return f"the draft's layer {where.number}" if where.draft else f"layer {where.number}"
+
+
+_OPS = {
+    localize.IN_ROUTER: "the router, which chooses the experts.",
+    localize.IN_EXPERTS: "the experts, or how what they give is combined.",
+    localize.IN_STATE_SPACE: "the state-space op, its metadata or the state that it carried on.",
+}
+"""What is at fault where the op of a layer is no attention."""
 
 
 def headline(result: Result) -> str:
@@ -106,6 +143,8 @@ def blame(finding: Finding) -> str:
         if after.part == "value" and not finding.unobserved.sites:
             equal = f"{differs}, its query, key and value are equal: "
         return equal + "the attention kernel, its metadata or the KV contents it read." + _attention(finding)
+    if finding.blame in _OPS:
+        return equal + _OPS[finding.blame] + _not_compared(finding)
     what = f"the code between {site(after)} and {site(before)}"
     inside = _pieces(after, before, finding)
     return f"{equal}{what}{': ' if inside else ''}{_either(inside)}."
@@ -113,10 +152,7 @@ def blame(finding: Finding) -> str:
 
 def _attention(finding: Finding) -> str:
     """What is known of the key and value rows that an attention output read, and of its own inputs."""
-    text = ""
-    if finding.unobserved.sites:
-        names = ", ".join(clean(name) for name in finding.unobserved.sites)
-        text += f" Not compared on that row, so the code that makes them lies inside too: {names}."
+    text = _not_compared(finding)
     rows = finding.key_value
     if rows is None or not rows.positions:
         return text
@@ -133,9 +169,19 @@ def _attention(finding: Finding) -> str:
     return f"{text} Key and value rows of the {earlier} of that request were not compared."
 
 
+def _not_compared(finding: Finding) -> str:
+    """Sites inside the segment that were not compared."""
+    names = ", ".join(clean(name) for name in finding.unobserved.sites)
+    return (
+        f" Not compared on that row, so the code that makes them lies inside too: {names}." if names else ""
+    )
+
+
 def _pieces(after: Place, before: Place, finding: Finding) -> list[str]:
     """What a segment holds in a decoder of the usual build, in execution order."""
     inside = finding.unobserved
+    if not (_usual(after) and _usual(before)):
+        return _between(after, before, finding)
     pieces = []
     if after.stage == INPUTS:
         pieces.append("the draft's embedding" if before.draft else "the embedding")
@@ -163,6 +209,27 @@ def _pieces(after: Place, before: Place, finding: Finding) -> list[str]:
     if before.stage == SAMPLER:
         sampler = "rejection sampler" if finding.kind.startswith("verify") else "sampler"
         pieces.append(f"the logits processors, penalties and the {sampler}")
+    return pieces
+
+
+def _usual(where: Place) -> bool:
+    """Whether a site is one of those around which every decoder is built alike."""
+    return _of_attention(where) if where.stage in (QKV, OUTPUT) else where.stage not in (ROUTING, MODULE)
+
+
+def _between(after: Place, before: Place, finding: Finding) -> list[str]:
+    """What is known of a segment that ends or starts at a module, or at an op that is no attention."""
+    inside = finding.unobserved
+    pieces = [f"{_layers(inside.layers)}, of which no site was compared on that row"] if inside.layers else []
+    if inside.later_layers:
+        pieces.append(f"any layer after {layer(after)} that was not recorded")
+    if inside.sites:
+        pieces.append(f"what makes {', '.join(map(clean, inside.sites))}, not compared on that row")
+    if before.stage == MODULE:
+        itself = (
+            f"{clean(before.layer)} itself" if not before.part else f"what makes that {_plain(before.part)}"
+        )
+        pieces.insert(0, f"{itself}; or what is computed between the two in the code that calls them")
     return pieces
 
 

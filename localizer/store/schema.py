@@ -162,6 +162,7 @@ class Observer(Record, frozen=True, kw_only=True):
     layers: str
     payload: str
     changes: Texts
+    level: str = "boundary"
     sites: Annotated[tuple[str, ...], Few] = ("*",)
     rows: Annotated[tuple[str, ...], Few] = ("all",)
     transactions: str = "all"

@@ -95,6 +95,7 @@ class RankWriter:
         self._shards = 0
         self._expected: dict[int, int] = {}
         self._recorded: dict[int, int] = {}
+        self._begun: dict[str, int] = {}
         self._counts = {
             "steps": 0,
             "rows": 0,
@@ -115,6 +116,13 @@ class RankWriter:
         self._widths = [_UNKNOWN] * len(sites)
         self._expected = dict.fromkeys(range(len(sites)), 0)
         self._recorded = dict.fromkeys(range(len(sites)), 0)
+
+    def add_site(self, site: Site) -> None:
+        """Name one more site, reached for the first time; it is missing on all rows that came before."""
+        self._sites.append(site)
+        self._widths.append(_UNKNOWN)
+        self._expected[len(self._sites) - 1] = self._begun.get(site.rows, 0)
+        self._recorded[len(self._sites) - 1] = 0
 
     def layout(self, site: int, dtype: str, shape: Sequence[int]) -> None:
         """Say dtype and row shape of a site, before its first rows; a site that changes them is dropped."""
@@ -178,6 +186,8 @@ class RankWriter:
         step = self._step
         assert step is not None
         drafting = bool(step.passes)
+        which = DRAFT_ROWS if drafting else ALL_ROWS
+        self._begun[which] = self._begun.get(which, 0) + len(step.expected_rows(which) or ())
         for index, site in enumerate(self._sites):
             if site.rows == DRAFT_LOGIT_ROWS and drafting:
                 self._expected[index] += len(step.passes[-1][1].spans)

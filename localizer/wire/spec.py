@@ -25,6 +25,26 @@ EXAMINE = "localizer.hooks.examine"
 SITE_KINDS = ("query", "key", "value", "output")
 """The sites of one attention layer at the host boundary, in execution order."""
 
+LATENT_KINDS = ("query", "latent", "key_rope", "output")
+"""Those of a layer with latent attention (MLA): what it writes are the latent and the rotated key part."""
+
+STATE_SPACE_KINDS = ("projected_states", "output")
+"""Those of a state-space layer (Mamba 2)."""
+
+CHOICE_KINDS = ("router_logits", "expert_weights", "expert_ids")
+EXPERT_KINDS = ("hidden_states", *CHOICE_KINDS, "shared_output", "output")
+"""Those of a layer of experts (MoE); `CHOICE_KINDS` are of its router."""
+
+RESIDUAL, AFTER_ATTENTION = "residual", "residual_after_attention"
+"""Sites `<decoder layer>/...` of the residual stream: as the layer leaves it; between attention and MLP.
+`<norm>/residual` is the stream as a norm that adds to it returns it."""
+
+ROTATED = ("rotated_query", "rotated_key")
+"""Sites `<rotary embedding>/...`. All other modules go by their own name, without a slash."""
+
+BOUNDARY, MODULE = LEVELS = ("boundary", "module")
+"""What is tapped: the ops at the host boundary; or, without compilation, every module as well."""
+
 INPUT_IDS, POSITIONS = "model/input_ids", "model/positions"
 HIDDEN, LOGITS, TOKEN = "model/hidden_states", "lm_head/logits", "sampler/token"
 
@@ -53,6 +73,7 @@ class RunSpec:
         rounds: for each round the requests' ids, index i being prompt i.
         layers: "all", "first", or indices such as "0,5-9" of the attention layers in execution order.
         sites: shell patterns; only sites that match one of them are recorded.
+        level: one of `LEVELS`.
         taps: False for an untapped run: only the returned tokens are kept.
         ring: path of the ring, opened by the worker.
         writer_pid: process id of the consumer of the ring.
@@ -66,6 +87,7 @@ class RunSpec:
     rounds: list[list[str]]
     layers: str = "all"
     sites: list[str] = field(default_factory=lambda: ["*"])
+    level: str = BOUNDARY
     taps: bool = True
     ring: str = ""
     writer_pid: int = 0
