@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from localizer.cache import cache_folder
 from localizer.errors import LocalizerError
 from localizer.store.tensors import file_digest
-from localizer.workload import build, smollm2, tiny
+from localizer.workload import architectures, build, draw, smollm2, tiny
 
 TINY, TINY_DRAFT, SMOLLM2 = "tiny", "tiny-eagle3", "smollm2"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -54,7 +55,7 @@ BUILT_IN = {
     for model in (
         BuiltIn(
             TINY,
-            f"{TINY}-{tiny.SEED}",
+            f"{TINY}-{draw.SEED}",
             f"a Llama of {tiny.LAYERS} layers, drawn from a seed",
             "Apache-2.0",
             10_507_000,
@@ -62,11 +63,22 @@ BUILT_IN = {
         ),
         BuiltIn(
             TINY_DRAFT,
-            f"{TINY_DRAFT}-{tiny.SEED}",
+            f"{TINY_DRAFT}-{draw.SEED}",
             "an EAGLE3 draft for it, for --speculative-model",
             "Apache-2.0",
             2_367_000,
             tiny.write_tiny_draft,
+        ),
+        *(
+            BuiltIn(
+                name,
+                f"{name}-{draw.SEED}",
+                architecture.what,
+                "Apache-2.0",
+                architecture.size,
+                partial(architectures.write_architecture, name),
+            )
+            for name, architecture in architectures.ARCHITECTURES.items()
         ),
         BuiltIn(
             SMOLLM2,

@@ -1,28 +1,21 @@
 """The built-in model: a tiny Llama with random weights drawn from a seed, and an EAGLE3 draft for it.
 
 Eight layers and 8 MB; needs no download and no torch. Row i of the head resembles the embedding of token
-i - 1: greedy output neither repeats itself nor is trivial, and the draft, which knows that, is accepted
-in part.
+i - 1: the draft, which knows that, is accepted in part.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
 
-from localizer.workload import build
+from localizer.workload.draw import Generator, Weights, bf16, matrix, write
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 256, 512, 8, 4, 2, 64, 1024
-SEED = 20261130
-RESEMBLANCE = 0.8
-"""How much row i of the head resembles the embedding of token i - 1."""
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -53,39 +46,31 @@ DRAFT_CONFIG = CONFIG | {
     "draft_vocab_size": VOCABULARY,
 }
 
-Weights = dict[str, np.ndarray]
-
 
 def write_tiny(folder: Path) -> None:
     """Write the model into an empty folder; the same bytes every time."""
-    _write(folder, CONFIG, Draws().target())
+    write(folder, CONFIG, Draws().target())
 
 
 def write_tiny_draft(folder: Path) -> None:
     """Write the EAGLE3 draft of the model into an empty folder; the same bytes every time."""
-    _write(folder, DRAFT_CONFIG, Draws().draft())
-
-
-def _write(folder: Path, config: Mapping[str, Any], weights: Weights) -> None:
-    save_file(weights, folder / build.WEIGHTS, metadata={"format": "pt"})
-    (folder / build.CONFIG).write_text(json.dumps(config, indent=1))
+    write(folder, DRAFT_CONFIG, Draws().draft())
 
 
 class Draws:
     """The parameters in bfloat16, drawn in a fixed order: the target's, then the draft's."""
 
     def __init__(self) -> None:
-        self._generator = np.random.default_rng(SEED)
-        embedding = self._normal(VOCABULARY, HIDDEN)
-        self._target = {"model.embed_tokens.weight": _bf16(embedding), "model.norm.weight": _ones(HIDDEN)}
+        self._generator = Generator()
+        embedding = self._generator.normal(VOCABULARY, HIDDEN)
+        self._target = {"model.embed_tokens.weight": bf16(embedding), "model.norm.weight": _ones(HIDDEN)}
         for layer in range(LAYERS):
             self._target |= self._layer(f"model.layers.{layer}.", HIDDEN, 1.0)
-        head = RESEMBLANCE * np.roll(embedding, 1, axis=0) + self._normal(VOCABULARY, HIDDEN)
-        self._target["lm_head.weight"] = _bf16(head / math.sqrt(HIDDEN))
+        self._target["lm_head.weight"] = self._generator.head(embedding)
         self._draft = self._draft_layer() | {
             "fc.weight": self._matrix(HIDDEN, 3 * HIDDEN, 0.3),
             "norm.weight": _ones(HIDDEN),
-            "lm_head.weight": _bf16(np.roll(embedding, 1, axis=0) / math.sqrt(HIDDEN)),
+            "lm_head.weight": bf16(np.roll(embedding, 1, axis=0) / math.sqrt(HIDDEN)),
         }
 
     def target(self) -> Weights:
@@ -98,24 +83,21 @@ class Draws:
 
     def _draft_layer(self) -> Weights:
         """A layer that attends to its own position and adds half of the token's embedding to what it got."""
-        half = self._generator.permutation(HIDDEN)[: KV_HEADS * HEAD_DIM]
+        half = self._generator.some(KV_HEADS * HEAD_DIM, HIDDEN)
         part = np.eye(HIDDEN, dtype=np.float32)[half]
         heads = part.reshape(KV_HEADS, HEAD_DIM, HIDDEN)
         queries = np.repeat(heads, HEADS // KV_HEADS, axis=0).reshape(HEADS * HEAD_DIM, HIDDEN)
         nothing = np.zeros_like(queries)
         return self._layer("midlayer.", 2 * HIDDEN, 0.05) | {
             "midlayer.hidden_norm.weight": _ones(HIDDEN),
-            "midlayer.self_attn.q_proj.weight": _bf16(np.hstack([queries, nothing])),
-            "midlayer.self_attn.k_proj.weight": _bf16(np.hstack([part, nothing[: len(part)]])),
-            "midlayer.self_attn.v_proj.weight": _bf16(np.hstack([part, nothing[: len(part)]])),
-            "midlayer.self_attn.o_proj.weight": _bf16(queries.T / (HEADS // KV_HEADS)),
+            "midlayer.self_attn.q_proj.weight": bf16(np.hstack([queries, nothing])),
+            "midlayer.self_attn.k_proj.weight": bf16(np.hstack([part, nothing[: len(part)]])),
+            "midlayer.self_attn.v_proj.weight": bf16(np.hstack([part, nothing[: len(part)]])),
+            "midlayer.self_attn.o_proj.weight": bf16(queries.T / (HEADS // KV_HEADS)),
         }
 
-    def _normal(self, rows: int, columns: int) -> np.ndarray:
-        return self._generator.standard_normal((rows, columns), dtype=np.float32)
-
     def _matrix(self, rows: int, columns: int, scale: float = 1.0) -> np.ndarray:
-        return _bf16(self._normal(rows, columns) * (scale / math.sqrt(columns)))
+        return self._generator.draw(matrix(rows, columns, scale))
 
     def _layer(self, prefix: str, inputs: int, output_scale: float) -> Weights:
         """One decoder layer whose attention reads `inputs` features; `output_scale` is of what it adds."""
@@ -130,10 +112,6 @@ class Draws:
             f"{prefix}mlp.up_proj.weight": self._matrix(INTERMEDIATE, HIDDEN),
             f"{prefix}mlp.down_proj.weight": self._matrix(HIDDEN, INTERMEDIATE, output_scale),
         }
-
-
-def _bf16(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).astype(ml_dtypes.bfloat16)  # safetensors takes memory as it lies
 
 
 def _ones(size: int) -> np.ndarray:

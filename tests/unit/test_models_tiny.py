@@ -13,8 +13,9 @@ from localizer.cache import cache_folder
 from localizer.errors import LocalizerError
 from localizer.store.tensors import TensorFile, file_digest
 from localizer.workload.build import build
+from localizer.workload.draw import SEED
 from localizer.workload.models import digests, resolve
-from localizer.workload.tiny import CONFIG, HIDDEN, LAYERS, SEED, VOCABULARY, write_tiny
+from localizer.workload.tiny import CONFIG, HIDDEN, LAYERS, VOCABULARY, write_tiny
 
 
 @pytest.fixture(scope="module")
