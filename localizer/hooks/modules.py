@@ -25,6 +25,7 @@ from localizer.wire.spec import AFTER_ATTENTION, RESIDUAL, ROTATED
 
 NOT_CALLED = "no forward called it as a module"
 NO_ROWS = "what it returns is not one row for each token"
+INSIDE_OP = "it is called inside an op, on rows of the op's own choice"
 INLINE = "the layer hands the stream to no norm between attention and MLP"
 
 
@@ -71,6 +72,8 @@ class ModuleTaps:
                     self._modules.append(module)
                 self._names.setdefault(id(module), []).append(name)
         self._blocks = set(blocks.values())
+        whole = [id(boundary.layer) for boundary in found if boundary.whole]
+        self._wholes = {name for layer in whole for name in self._names.get(layer, ())}
         self._returns_residual = {id(module) for module in self._modules if _takes(module, "residual")}
         self._rotates = {id(module) for module in self._modules if _takes(module, "query", "key")}
         self._inside = False
@@ -109,10 +112,13 @@ class ModuleTaps:
     def _report(self) -> None:
         """Name the modules that were never called, and the sites that there are not."""
         for module in self._modules:
-            if type(module).forward is not torch.nn.Module.forward:  # containers compute nothing
-                for name in self._names[id(module)]:
-                    if name not in self._called:
-                        self._missing.setdefault(name, NOT_CALLED)
+            if type(module).forward is torch.nn.Module.forward:  # a container computes nothing
+                continue
+            names = self._names[id(module)]
+            known = {block(name) for name in names if name in self._called or name in self._missing}
+            for name in names:
+                if block(name) not in known:
+                    self._missing.setdefault(name, NOT_CALLED)
         wanted = {self._prefix + name: why for name, why in self._missing.items()}
         self._recorder.absent({name: why for name, why in wanted.items() if self._matches(name)})
 
@@ -131,8 +137,8 @@ class ModuleTaps:
         names = self._names[id(module)]
         name = names[0]
         if len(names) > 1 and self._open:
-            inside = self._open[-1] + "."
-            name = next((other for other in names if other.startswith(inside)), name)
+            caller = self._open[-1]
+            name = next((other for other in names if other.rpartition(".")[0] == caller), name)
         self._calls[name] += 1
         self._open.append(name if self._calls[name] == 1 else f"{name}@{self._calls[name]}")
 
@@ -140,15 +146,17 @@ class ModuleTaps:
         name = self._open.pop()
         if not self._inside:
             return
+        if any(outer in self._wholes for outer in self._open):
+            self._missing.setdefault(name.partition("@")[0], INSIDE_OP)
+            return
         self._called.add(name)
         if name in self._blocks:
             self._stream(name, output)
             return
         boundary = self._boundaries.get(id(module))
-        if boundary is not None and boundary.mixes:
+        if boundary is not None and boundary.whole:  # attention, whose output is tapped already
             self._attended = block(name)
-            if boundary.whole:
-                return
+            return
         for site, value in self._sites(name, module, output):
             self._record(site, value)
 

@@ -69,7 +69,7 @@ def install(
     homes = {block(name) for name in chosen}
 
     def wanted_layer(home: str) -> bool:
-        return not home or home in homes
+        return not home or home in homes or len(chosen) == len(mixing)
 
     tapped = [
         boundary
@@ -187,7 +187,7 @@ def _tap_op(
     @recorder.guarded
     def give(result: Any) -> None:
         values = result if isinstance(result, tuple) else (result,)
-        for site, tensor in zip(reversed(returned), reversed(values), strict=False):
+        for site, tensor in zip(returned[-len(values) :], values, strict=False):
             if isinstance(tensor, torch.Tensor):
                 rows(site, tensor)
 
