@@ -64,6 +64,7 @@ class Plan:
 
     Attributes:
         layers: number of attention layers, or the numbers of those that are tapped.
+        after_attention: what follows the attention of layer 1: ends of names, such as `.mlp`.
         observed: what open.json says of the layers.
         outputs: tokens by request where they are not the toy model's.
         changes: planted changes by (request, position, site).
@@ -80,6 +81,7 @@ class Plan:
     name: str = "candidate"
     number: int = 1
     layers: int | tuple[int, ...] = 3
+    after_attention: tuple[str, ...] = ()
     observed: str = "all"
     prompts: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5, 6))
     matrix: tuple[int, ...] = (1, 2)
@@ -148,6 +150,9 @@ class Plan:
             sites += [
                 _site(attention(number, kind), ALL_ROWS, self.dtype, shapes[kind]) for kind in SITE_KINDS
             ]
+            if number == 1:
+                more = [f"model.layers.1{end}" for end in self.after_attention]
+                sites += [_site(name, ALL_ROWS, self.dtype, (WIDTH,)) for name in more]
         if self.speculate and self.method == "eagle3":
             sites += [_site(f"{AUXILIARY}/{index}", ALL_ROWS, self.dtype, (WIDTH,)) for index in range(3)]
         sites += [

@@ -251,7 +251,7 @@ def _capital(text: str) -> str:
 
 
 def _verb(where: Place, one: str = "is", many: str = "are") -> str:
-    plural = where.stage in (INSIDE, FINAL, LM_HEAD) or where.part in ("input_ids", "positions")
+    plural = where.stage in (INSIDE, FINAL, LM_HEAD) or where.part.endswith("s")
     return many if plural else one
 
 
