@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import numpy as np
 import pytest
 from engines import COMPILED, EAGER, IN_PROCESS, Capturing
 
+from localizer.diff.pipeline import diff
+from localizer.sources.fault import MLP, MODELS, Fault
 from localizer.store.reader import Capture
+from localizer.store.verify import INCOMPLETE, verify
 from localizer.wire.spec import LOGITS
 
 pytestmark = pytest.mark.engine
@@ -69,3 +73,19 @@ def test_tokens_and_logits_are_those_of_an_untapped_run(
     plain = untapped(tapped, engine, vllm_cache | environment, tmp_path / "plain.npz")
     assert [tapped.outputs[name] for name in tapped.requests] == plain["tokens"].tolist()
     assert captured_logits(tapped).tobytes() == plain["logits"].tobytes()
+
+
+def test_a_tap_that_fails_changes_no_token(capturing: Capturing, overlay: Callable[[Fault], Path]) -> None:
+    """Taps break in the middle of the first forward: the run goes on as if there were none."""
+    breaks = (
+        'import sys; sink = sys.modules.get("localizer.hooks.sink"); sink and vars(sink).update(ROWS=None)'
+    )
+    fault = Fault(MODELS / "llama.py", MLP, breaks)
+    capture, whole = capturing("broken-tap", overlay=overlay(fault), level="module"), capturing("parent")
+    assert capture.outputs == whole.outputs
+    assert not capture.complete
+    assert capture.reasons[0].startswith("the observer stopped recording: ")
+    assert len(capture.table) < len(whole.table)
+    assert verify(capture.folder).state == INCOMPLETE
+    result = diff(capture, whole)
+    assert (result.verdict, result.first) == ("inconclusive", None)
