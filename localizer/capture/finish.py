@@ -12,7 +12,7 @@ import msgspec
 from localizer.store import schema, tensors
 from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
-from localizer.store.selfcheck import unaccounted
+from localizer.store.selfcheck import unaccounted, unfinished
 
 
 @dataclass
@@ -46,7 +46,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         site: Coverage(expected=expected, recorded=written["recorded"][site])
         for site, expected in written.get("expected", {}).items()
     }
-    reasons = incomplete_reasons(coverage, written, workers)
+    reasons = unfinished(heard.outputs) + incomplete_reasons(coverage, written, workers)
     capture = Capture(folder)  # without its manifest: what the journal lists
     if written:
         reasons += unaccounted(capture, heard.outputs)
