@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import localizer
+from localizer.capture import unsupported
 from localizer.errors import LocalizerError
 from localizer.sources import interpreter, overlay
 from localizer.store import names, schema, selection
@@ -147,6 +148,10 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         )
     model = models.resolve(request.model, say)
     draft = models.resolve(request.speculative_model, say) if request.speculative_model else None
+    for reason in unsupported.reasons(
+        request.engine, plan.configuration(Path(model.path)), taps=request.taps
+    ):
+        raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
     laid = None if request.overlay is None else overlay.lay(request.overlay, python.vllm_location)
