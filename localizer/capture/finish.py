@@ -17,7 +17,10 @@ from localizer.store.selfcheck import unaccounted, unfinished
 
 @dataclass
 class Heard:
-    """What was heard from the children so far."""
+    """What was heard from the children so far.
+
+    Only `outputs` grow with the run: up to what a manifest holds, which is checked before anything starts.
+    """
 
     outputs: list[Output] = field(default_factory=list)
     rounds: int = 0

@@ -49,6 +49,9 @@ SIZES = (
 MOST_LAYERS = 10_000
 """More attention layers than any model has; how many this one has is known when it is loaded."""
 
+AROUND_TOKEN = 6
+"""Bytes of a manifest around each returned token: indentation, comma, end of line."""
+
 SET = {"VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 """Environment variables given to every source unless the person sets them: no telemetry, no stray imports."""
 
@@ -155,9 +158,13 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
     laid = None if request.overlay is None else overlay.lay(request.overlay, python.vllm_location)
-    prompts = plan.draw_prompts(
-        max(matrix), request.prompt_tokens, plan.vocabulary(Path(model.path)), request.seed
-    )
+    vocabulary = plan.vocabulary(Path(model.path))
+    if len(requests) * request.max_tokens * (len(str(vocabulary // 2)) + AROUND_TOKEN) > schema.MAX_DOCUMENT:
+        raise LocalizerError(
+            f"{len(requests):,} requests of {request.max_tokens:,} tokens are more than a manifest holds; "
+            "capture fewer requests or fewer tokens."
+        )
+    prompts = plan.draw_prompts(max(matrix), request.prompt_tokens, vocabulary, request.seed)
     opening = Open(
         format=schema.FORMAT,
         schema=schema.SCHEMA,

@@ -109,6 +109,12 @@ def test_secrets_are_never_recorded(name: str) -> None:
     assert recorded_environment({name: "hidden"}, {name: "hidden"}) == {name: "(not recorded)"}
 
 
+def test_more_tokens_than_a_manifest_holds_are_refused_before_they_are_generated(tmp_path: Path) -> None:
+    prepare(request(tmp_path, matrix="1000", max_tokens=1000, prompt_tokens=2, repeats=3))
+    with pytest.raises(LocalizerError, match="4,000 requests of 2,000 tokens are more than a manifest holds"):
+        prepare(request(tmp_path, matrix="1000", max_tokens=2000, prompt_tokens=2, repeats=4))
+
+
 UNSUPPORTED: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"enable_lora": True}, {}, "LoRA adapters are not supported yet, .* leave enable_lora out of --engine"),
     ({"enable_prompt_embeds": True}, {}, "Prompt embeddings .* leave enable_prompt_embeds out"),

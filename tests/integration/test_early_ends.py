@@ -1,4 +1,4 @@
-"""A request aborted in the middle of a round: its rows up to then are its own, and the others go on."""
+"""Requests that end before the others of their round: their rows are their own, and the others go on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from localizer.diff.pipeline import diff
 from localizer.sources.fault import Fault
 from localizer.store.reader import Capture
 from localizer.store.verify import INCOMPLETE, verify
+from localizer.workload import plan
 
 pytestmark = pytest.mark.engine
 
@@ -73,3 +74,21 @@ def test_its_rows_pair_with_those_of_a_run_that_finished(aborted: Capture, whole
     assert all(site.rows_compared and not site.rows_differ for site in result.sites)
     mine = whole.table.columns["request"] == whole.requests.index(ABORTED)
     assert len(whole.table) - len(aborted.table) < np.count_nonzero(mine)
+
+
+def test_a_request_that_stops_early(
+    capturing: Capturing, whole: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No option asks for stop tokens yet; the workload's sampling parameters do."""
+    stop = whole.outputs[ABORTED][AFTER]
+    greedy = plan.greedy
+    monkeypatch.setattr(plan, "greedy", lambda count: greedy(count) | {"stop_token_ids": [stop]})
+    stopped = capturing("stopped", **WORK)
+    assert (stopped.complete, stopped.reasons) == (True, [])
+    for name, tokens in whole.outputs.items():
+        end = tokens.index(stop) + 1 if stop in tokens else len(tokens)
+        assert stopped.outputs[name] == tokens[:end]
+    assert {len(tokens) for tokens in stopped.outputs.values()} == {AFTER + 1, WORK["max_tokens"]}
+    result = diff(stopped, whole)
+    assert result.coverage.rows.paired == len(stopped.table) < len(whole.table)
+    assert all(site.rows_compared and not site.rows_differ for site in result.sites)
