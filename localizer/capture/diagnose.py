@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from localizer.wire import unsupported
+
 TAIL_LINES = 12
 
 _PATTERNS = (
     (r"No space left on device", "the disk is full; free some space or name another folder with --out"),
     (r"UnknownLayout: ([^\n]+)", "{0}; capture a version localizer was seen on, or report this layout"),
     (r"CannotTap: ([^\n]+)", "{0}"),
+    (r"MultiModalProcessor requires a tokenizer", unsupported.MULTIMODAL),
+    (r"only supported for generative models", unsupported.POOLING),
     (r"operator torchvision::nms does not exist", "torchvision does not fit torch; uninstall torchvision"),
     (r"unexpected keyword argument '([^']+)'", "vLLM has no engine argument {0!r}; check --engine"),
     (r"(?:No module named|cannot import name) '([^']+)'", "the source lacks {0!r}; check its interpreter"),

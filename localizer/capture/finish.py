@@ -12,12 +12,15 @@ import msgspec
 from localizer.store import schema, tensors
 from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
-from localizer.store.selfcheck import unaccounted
+from localizer.store.selfcheck import unaccounted, unfinished
 
 
 @dataclass
 class Heard:
-    """What was heard from the children so far."""
+    """What was heard from the children so far.
+
+    Only `outputs` grow with the run: up to what a manifest holds, which is checked before anything starts.
+    """
 
     outputs: list[Output] = field(default_factory=list)
     rounds: int = 0
@@ -46,7 +49,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         site: Coverage(expected=expected, recorded=written["recorded"][site])
         for site, expected in written.get("expected", {}).items()
     }
-    reasons = incomplete_reasons(coverage, written, workers)
+    reasons = unfinished(heard.outputs) + incomplete_reasons(coverage, written, workers)
     capture = Capture(folder)  # without its manifest: what the journal lists
     if written:
         reasons += unaccounted(capture, heard.outputs)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import localizer
+from localizer.capture import unsupported
 from localizer.errors import LocalizerError
 from localizer.sources import interpreter, overlay
 from localizer.store import names, schema, selection
@@ -47,6 +48,9 @@ SIZES = (
 
 MOST_LAYERS = 10_000
 """More attention layers than any model has; how many this one has is known when it is loaded."""
+
+AROUND_TOKEN = 6
+"""Bytes of a manifest around each returned token: indentation, comma, end of line."""
 
 SET = {"VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 """Environment variables given to every source unless the person sets them: no telemetry, no stray imports."""
@@ -147,12 +151,20 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         )
     model = models.resolve(request.model, say)
     draft = models.resolve(request.speculative_model, say) if request.speculative_model else None
+    for reason in unsupported.reasons(
+        request.engine, plan.configuration(Path(model.path)), taps=request.taps
+    ):
+        raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
     laid = None if request.overlay is None else overlay.lay(request.overlay, python.vllm_location)
-    prompts = plan.draw_prompts(
-        max(matrix), request.prompt_tokens, plan.vocabulary(Path(model.path)), request.seed
-    )
+    vocabulary = plan.vocabulary(Path(model.path))
+    if len(requests) * request.max_tokens * (len(str(vocabulary // 2)) + AROUND_TOKEN) > schema.MAX_DOCUMENT:
+        raise LocalizerError(
+            f"{len(requests):,} requests of {request.max_tokens:,} tokens are more than a manifest holds; "
+            "capture fewer requests or fewer tokens."
+        )
+    prompts = plan.draw_prompts(max(matrix), request.prompt_tokens, vocabulary, request.seed)
     opening = Open(
         format=schema.FORMAT,
         schema=schema.SCHEMA,

@@ -10,13 +10,11 @@ import numpy as np
 from localizer.diff.result import Both, TokenFirst, Tokens
 from localizer.store.expected import applicable
 from localizer.store.reader import Capture
+from localizer.store.schema import UNFINISHED
 from localizer.store.schema import rounds as rounds_of
 from localizer.wire.spec import TOKEN_ROWS
 
 BY_REQUEST, BY_PROMPT = "request", "prompt"
-
-UNFINISHED = ("", "abort", "error")
-"""Finish reasons after which tokens are missing for want of time, not because the source chose others."""
 
 
 @dataclass(frozen=True)

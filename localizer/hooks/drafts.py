@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import functools
 from contextlib import ExitStack
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from localizer.hooks.logits import tap_logits
+from localizer.hooks.metadata import row_counts
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.replace import replace
 from localizer.wire.spec import DRAFT, HIDDEN, LOGITS
@@ -37,6 +37,8 @@ def follow(recorder: Recorder, undo: ExitStack, runner: Any, layer: str) -> None
         runner: the V1 model runner, whose drafter is a model.
         layer: name of one of the draft's attention layers, whose metadata tells the rows of each request.
     """
+    from vllm.forward_context import get_forward_context
+
     drafter = runner.drafter
     model = drafter.model
     extra = int(getattr(drafter, "net_num_new_slots_per_request", 0))
@@ -47,7 +49,7 @@ def follow(recorder: Recorder, undo: ExitStack, runner: Any, layer: str) -> None
             return
         if input_ids is None or positions is None:
             raise RuntimeError("the draft model ran without input ids, which is not supported")
-        counts = _row_counts(layer)
+        counts = row_counts(get_forward_context(), layer)
         recorder.draft_begins(runner.input_batch.req_ids, counts, extra, input_ids, positions)
 
     def pre_hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -72,16 +74,3 @@ def follow(recorder: Recorder, undo: ExitStack, runner: Any, layer: str) -> None
         return tokens
 
     replace(undo, drafter, "propose", tapped)
-
-
-def _row_counts(layer: str) -> list[int]:
-    """Rows of each request in the draft step that is about to run, in batch order."""
-    from vllm.forward_context import get_forward_context
-
-    metadata = get_forward_context().attn_metadata
-    metadata = metadata.get(layer) if isinstance(metadata, dict) else metadata
-    starts = getattr(metadata, "query_start_loc", None)
-    if starts is None:
-        raise RuntimeError(f"the metadata of {layer} does not tell the rows of each request")
-    bounds = starts.tolist()
-    return [end - start for start, end in pairwise(bounds)]

@@ -11,7 +11,7 @@ import functools
 import os
 from typing import Any
 
-from localizer.hooks import facts, layout, runner_v1, taps
+from localizer.hooks import facts, layout, runner_v1, taps, unsupported
 from localizer.hooks.lifeline import end_with
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.sink import Sink
@@ -42,6 +42,7 @@ def _arrange() -> None:
 
     @functools.wraps(load)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        unsupported.check(self)
         result = load(self, *args, **kwargs)
         if not hasattr(self, _ATTRIBUTE):
             _install(self)

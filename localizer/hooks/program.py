@@ -18,6 +18,8 @@ from localizer.wire.spec import EVENTS_VARIABLE, EXTENSION, SPEC_VARIABLE, RunSp
 DEFAULTS: dict[str, Any] = {"skip_tokenizer_init": True}
 """Engine arguments that a workload of token ids implies; `RunSpec.engine` overrides them."""
 
+ABORTED = "abort"
+"""Finish reason of a request that vLLM did not return, as it names it where it does."""
 
 NOTICE_SECONDS = 10.0
 """How long vLLM may take to notice that one of its processes has died."""
@@ -96,7 +98,10 @@ def watch_children(report: Reporter) -> None:
 
 
 def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> list[dict[str, Any]]:
-    """Queue all requests of a round before its first step, run it; return what came out, in its order."""
+    """Queue all requests of a round before its first step, run it; return what came out, in its order.
+
+    Of a request that is aborted while it runs vLLM returns nothing.
+    """
     llm.sleep(level=0, mode="keep")
     prompts = [{"prompt_token_ids": spec.prompts[index]} for index in range(len(names))]
     internal = llm.enqueue(prompts, sampling, use_tqdm=False)
@@ -109,13 +114,15 @@ def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> list[
     outputs = []
     for name, request in zip(names, internal, strict=True):
         external = request if request in returned else request.rpartition("-")[0]
-        output = returned[external]
+        known = {"request": name, "internal": request, "external": external}
+        output = returned.get(external)
+        if output is None:
+            outputs.append(known | {"tokens": [], "finish": ABORTED, "cached_tokens": 0})
+            continue
         completion = output.outputs[0]
         outputs.append(
-            {
-                "request": name,
-                "internal": request,
-                "external": external,
+            known
+            | {
                 "tokens": list(completion.token_ids),
                 "finish": str(completion.finish_reason),
                 "cached_tokens": output.num_cached_tokens or 0,

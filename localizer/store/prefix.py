@@ -37,7 +37,8 @@ def draft_salt(draft_step: int, base: int) -> bytes:
 class RequestPrefixes:
     """Follows one request through its steps and gives prefix and occurrence of each of its rows.
 
-    Tokens come from the rows themselves (the input ids that the forward used); only tokens that no row
+    It grows with the request, by one entry a row computed, and is forgotten with the request's round. Tokens
+    come from the rows themselves (the input ids that the forward used); only tokens that no row
     carries, those of cached positions, come from the prompt.
     """
 

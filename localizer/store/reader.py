@@ -15,7 +15,7 @@ import numpy as np
 from localizer.errors import DamagedCapture, NotACapture
 from localizer.store import schema, tensors
 from localizer.store.expected import applicable
-from localizer.store.schema import DIGEST, DIGEST_BYTES, Manifest, Open, Shard, Site
+from localizer.store.schema import DIGEST, DIGEST_BYTES, UNFINISHED, Manifest, Open, Shard, Site
 from localizer.store.steps import COLUMNS
 from localizer.store.writer import ROW_INDEX
 from localizer.wire.spec import TOKEN_ROWS
@@ -115,9 +115,23 @@ class Capture:
 
     @cached_property
     def outputs(self) -> dict[str, list[int]]:
-        """Generated tokens by request: those returned, or without a manifest those that rows decided."""
-        if self.manifest is not None:
-            return {output.request: output.tokens for output in self.manifest.outputs}
+        """Generated tokens by request: those returned.
+
+        Without a manifest, and where a request was not finished and nothing of it was returned, those that
+        its rows decided.
+        """
+        if self.manifest is None:
+            return self._decided()
+        outputs = self.manifest.outputs
+        lost = {output.request for output in outputs if output.finish in UNFINISHED and not output.tokens}
+        decided = self._decided() if lost else {}
+        return {
+            output.request: decided.get(output.request, []) if output.request in lost else output.tokens
+            for output in outputs
+        }
+
+    def _decided(self) -> dict[str, list[int]]:
+        """The tokens that rows decided, by request."""
         tokens: dict[str, list[int]] = {}
         columns = self.table.columns
         decided = applicable(columns, TOKEN_ROWS)

@@ -35,6 +35,9 @@ PREFILL, PREFILL_CHUNK, DECODE, VERIFY_ACCEPTED, VERIFY_REJECTED, DRAFT_PADDING 
 PLAIN, FEEDS_LOGITS, DECIDES_TOKEN = 0, 1, 2
 """Values of the column `logits`: no logits; logits computed; logits computed and a token taken from them."""
 
+UNFINISHED = ("", "abort", "error")
+"""Finish reasons after which tokens are missing for want of time, not because the source chose others."""
+
 MAX_REQUESTS = 100_000
 """Most requests of a capture: one that is read may not ask for any amount of memory."""
 
@@ -185,7 +188,7 @@ class Open(Record, frozen=True, kw_only=True):
 
 
 class Output(Record, frozen=True, kw_only=True):
-    """What vLLM returned for one request."""
+    """What vLLM returned for one request; nothing, if it was aborted: no tokens, and `finish` says so."""
 
     request: str
     internal: str

@@ -8,7 +8,7 @@ import numpy as np
 
 from localizer.store.expected import applicable, is_draft
 from localizer.store.reader import Capture
-from localizer.store.schema import Output
+from localizer.store.schema import UNFINISHED, Output
 from localizer.wire.spec import TOKEN_ROWS
 
 
@@ -16,7 +16,8 @@ def unaccounted(capture: Capture, outputs: Sequence[Output]) -> list[str]:
     """Where rows and returned tokens contradict each other, in sentences; empty if they agree.
 
     Every position from the cached ones up to the last but one must have been computed (the last token is
-    never fed), and the token that the last row at a position decided must be the one that was returned.
+    never fed), and the token that the last row at a position decided must be the one that was returned. A
+    request that was not finished may have any rows beyond what was returned of it.
     """
     columns = capture.table.columns
     target, deciding = ~is_draft(columns), applicable(columns, TOKEN_ROWS)
@@ -29,6 +30,8 @@ def unaccounted(capture: Capture, outputs: Sequence[Output]) -> list[str]:
         index = number[output.request]
         rows = order[starts[index] : starts[index + 1]]
         length = len(capture.prompts[output.request])
+        if output.finish in UNFINISHED and not output.tokens:
+            continue
         fed = length + len(output.tokens) - 1
         computed = set(columns["position"][rows[target[rows]]].tolist())
         if not computed.issuperset(range(min(output.cached_tokens, length), fed)):
@@ -48,3 +51,15 @@ def unaccounted(capture: Capture, outputs: Sequence[Output]) -> list[str]:
             f"first those of {different[0]}"
         )
     return reasons
+
+
+def unfinished(outputs: Sequence[Output]) -> list[str]:
+    """That requests were aborted or failed before they were finished, if so: a sentence for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for output in outputs:
+        if output.finish in UNFINISHED:
+            by_reason.setdefault(output.finish, []).append(output.request)
+    return [
+        f"{len(names)} requests were not finished (finish reason {finish!r}), first {names[0]}"
+        for finish, names in by_reason.items()
+    ]

@@ -10,7 +10,7 @@ import xxhash
 from localizer.errors import DamagedCapture
 from localizer.store.expected import applicable
 from localizer.store.reader import Capture
-from localizer.store.selfcheck import unaccounted
+from localizer.store.selfcheck import unaccounted, unfinished
 
 SOUND, DAMAGED, INCOMPLETE = "sound", "damaged", "incomplete"
 
@@ -76,6 +76,7 @@ def check_coverage(capture: Capture) -> None:
     counts = capture.manifest.counts
     wrong = [name for name in ("rows_without_prefix", "prompt_mismatches") if counts.get(name)]
     reasons = [f"it counts {counts[name]} {name}" for name in wrong]
+    reasons += unfinished(capture.manifest.outputs)
     if capture.open.observer.taps:
         reasons += unaccounted(capture, capture.manifest.outputs)
     if reasons:

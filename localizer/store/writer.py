@@ -57,6 +57,9 @@ class Summary:
 class RankWriter:
     """Turns the stream of one worker into the shards of `rank-N/`.
 
+    However long the stream is, what is held is bounded: the steps of one shard and the one under way, tokens
+    and prefixes of the requests of one round, and a few numbers and at most two complaints a site.
+
     Args:
         folder: the capture's folder, which exists.
         rank: number of the worker.
@@ -128,6 +131,8 @@ class RankWriter:
         """Say dtype and row shape of a site, before its first rows; a site that changes them is dropped."""
         if dtype not in NUMPY:
             raise StreamError(f"rows of {self._sites[site].name} have the unknown dtype {dtype}")
+        if self._widths[site] == _DROPPED:
+            return
         old = self._sites[site]
         if self._recorded[site] and (old.dtype, old.shape) != (dtype, tuple(shape)):
             self._widths[site] = _DROPPED

@@ -38,14 +38,19 @@ def parse_matrix(text: str, repeats: int = 1) -> list[int]:
     return sizes
 
 
-def vocabulary(model: Path) -> int:
-    """Vocabulary size from the config.json of a local model, or `COMMON_VOCABULARY` where there is none."""
+def configuration(model: Path) -> dict[str, Any]:
+    """The config.json of a local model; empty where there is none."""
     try:
         config = json.loads((model / "config.json").read_text())
-    except (OSError, ValueError):
-        return COMMON_VOCABULARY
-    parts = (config, config.get("text_config")) if isinstance(config, dict) else ()
-    for part in parts:
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def vocabulary(model: Path) -> int:
+    """Vocabulary size from the config.json of a local model, or `COMMON_VOCABULARY` where there is none."""
+    config = configuration(model)
+    for part in (config, config.get("text_config")):
         size = part.get("vocab_size") if isinstance(part, dict) else None
         if isinstance(size, int) and size > 0:
             return int(size)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from localizer.capture import request as module
 from localizer.capture.request import CaptureRequest, observer_changes, prepare, recorded_environment
+from localizer.errors import LocalizerError
 from localizer.sources.interpreter import Interpreter
 
 
@@ -105,3 +107,70 @@ def test_what_is_recorded_of_it() -> None:
 def test_secrets_are_never_recorded(name: str) -> None:
     """Captures are attached to public comments."""
     assert recorded_environment({name: "hidden"}, {name: "hidden"}) == {name: "(not recorded)"}
+
+
+def test_more_tokens_than_a_manifest_holds_are_refused_before_they_are_generated(tmp_path: Path) -> None:
+    prepare(request(tmp_path, matrix="1000", max_tokens=1000, prompt_tokens=2, repeats=3))
+    with pytest.raises(LocalizerError, match="4,000 requests of 2,000 tokens are more than a manifest holds"):
+        prepare(request(tmp_path, matrix="1000", max_tokens=2000, prompt_tokens=2, repeats=4))
+
+
+UNSUPPORTED: list[tuple[dict[str, object], dict[str, object], str]] = [
+    ({"enable_lora": True}, {}, "LoRA adapters are not supported yet, .* leave enable_lora out of --engine"),
+    ({"enable_prompt_embeds": True}, {}, "Prompt embeddings .* leave enable_prompt_embeds out"),
+    ({}, {"vision_config": {"depth": 2}, "text_config": {}}, "images, audio or video .* language_model_only"),
+    ({}, {"audio_config": {}}, "Models that take images, audio or video are not supported yet"),
+    ({}, {"is_encoder_decoder": True}, "an encoder and a decoder .* name one that has a decoder only"),
+    ({"runner": "pooling"}, {"architectures": ["LlamaForCausalLM"]}, "Pooling models return no tokens"),
+    ({"convert": "embed"}, {}, "Pooling models return no tokens, .* name a model that does"),
+    ({}, {"architectures": ["Qwen2ForSequenceClassification"]}, "Pooling models .* name a model that does"),
+]
+"""Engine arguments, what config.json holds, and what is said."""
+
+
+def write_config(tmp_path: Path, config: dict[str, object]) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"vocab_size": 50} | config))
+
+
+@pytest.mark.parametrize(("engine", "config", "said"), UNSUPPORTED)
+def test_what_is_not_supported_is_refused_before_anything_starts(
+    tmp_path: Path, engine: dict[str, object], config: dict[str, object], said: str
+) -> None:
+    write_config(tmp_path, config)
+    with pytest.raises(LocalizerError, match=rf"{said}.*\.$") as refused:
+        prepare(request(tmp_path, engine=engine))
+    assert "\n" not in str(refused.value)
+    if "Pooling" in said:  # there would be no tokens either
+        with pytest.raises(LocalizerError, match="return no tokens"):
+            prepare(request(tmp_path, engine=engine, taps=False))
+    else:
+        assert ("--no-taps" in str(refused.value)) == (
+            "images" not in said
+        )  # vLLM needs a tokenizer for them
+        prepare(request(tmp_path, engine=engine, taps=False))
+
+
+@pytest.mark.parametrize(
+    ("engine", "config"),
+    [
+        ({"language_model_only": True}, {"vision_config": {}}),
+        ({"enable_lora": False, "enable_prompt_embeds": False}, {"is_encoder_decoder": False}),
+        ({"runner": "auto", "convert": "none"}, {}),
+        ({"runner": "generate"}, {"architectures": ["MyRewardModel"]}),
+        ({}, {"architectures": ["ChatGLMModel"], "vision_config": None}),
+        ({}, {"architectures": "RewardModel"}),
+        ({}, {"architectures": [7]}),
+        ({}, {"architectures": []}),
+    ],
+)
+def test_what_may_be_supported_is_left_to_vllm(
+    tmp_path: Path, engine: dict[str, object], config: dict[str, object]
+) -> None:
+    write_config(tmp_path, config)
+    assert prepare(request(tmp_path, engine=engine)).engine == engine
+
+
+def test_a_configuration_that_cannot_be_read_is_left_to_vllm(tmp_path: Path) -> None:
+    for text in ("[1]", "{", "[" * 200_000):
+        (tmp_path / "model" / "config.json").write_text(text)
+        prepare(request(tmp_path))

@@ -39,6 +39,11 @@ def log(tmp_path: Path) -> Path:
         ("huggingface_hub.errors.LocalEntryNotFoundError: x", "the model could not be fetched"),
         ("CppCompileError: C++ compile error\nfatal error: Python.h: No such file", "no C++ compiler works"),
         ("UnknownLayout: vLLM 9.9: LLM has no enqueue", "vLLM 9.9: LLM has no enqueue; capture a version"),
+        ("localizer.hooks.layout.CannotTap: it is not; do this", "it is not; do this"),
+        (
+            "ValueError: LLM.enqueue() is only supported for generative models.",
+            "pooling models return no tokens",
+        ),
         ("Stopped: so it is\nand more", "Stopped: so it is"),
         ("Stopped: ", "Stopped:"),
     ],

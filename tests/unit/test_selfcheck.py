@@ -10,7 +10,7 @@ from builders import Plan, write
 
 from localizer.store.reader import Capture
 from localizer.store.schema import MANIFEST, Manifest, Output, decode, encode
-from localizer.store.selfcheck import unaccounted
+from localizer.store.selfcheck import unaccounted, unfinished
 from localizer.store.verify import DAMAGED, verify
 
 
@@ -48,12 +48,37 @@ def test_cached_positions_need_no_rows(capture: Capture) -> None:
     assert unaccounted(capture, outputs(capture, cached_tokens=2)) == []
 
 
-@pytest.mark.parametrize("change", ["tokens", "rows_without_prefix", "prompt_mismatches"])
+@pytest.mark.parametrize("finish", ["abort", "error"])
+def test_an_unfinished_request_may_have_rows_of_which_nothing_was_returned(
+    capture: Capture, finish: str
+) -> None:
+    aborted = outputs(capture, tokens=[], finish=finish)
+    assert unaccounted(capture, aborted) == []
+    assert unfinished(aborted) == [f"1 requests were not finished (finish reason {finish!r}), first r00.00"]
+    assert unaccounted(capture, outputs(capture, tokens=[9], finish=finish)) != []
+    assert unaccounted(capture, outputs(capture, tokens=outputs(capture)[0].tokens[:1], finish=finish)) == []
+    assert unfinished(outputs(capture)) == []
+
+
+def test_the_tokens_of_a_request_of_which_nothing_was_returned_are_those_its_rows_decided(
+    capture: Capture,
+) -> None:
+    whole = dict(capture.outputs)
+    path = capture.folder / MANIFEST
+    aborted = outputs(capture, tokens=[], finish="abort")
+    changed = msgspec.structs.replace(decode(path, Manifest), state="incomplete", outputs=aborted)
+    path.write_bytes(encode(changed))
+    assert Capture(capture.folder).outputs == whole
+
+
+@pytest.mark.parametrize("change", ["finish", "tokens", "rows_without_prefix", "prompt_mismatches"])
 def test_a_complete_capture_that_contradicts_itself_is_damaged(capture: Capture, change: str) -> None:
     path = capture.folder / MANIFEST
     manifest = decode(path, Manifest)
     if change == "tokens":
         changed = {"outputs": outputs(capture, tokens=[9, 9, 9, 9])}
+    elif change == "finish":
+        changed = {"outputs": outputs(capture, finish="abort")}
     else:
         changed = {"counts": manifest.counts | {change: 1}}
     path.write_bytes(encode(msgspec.structs.replace(manifest, **changed)))

@@ -1,0 +1,36 @@
+"""What cannot be captured yet, each in a sentence with the next step.
+
+Said before anything starts where the request or the model's configuration tells; else by the worker, which
+asks vLLM, before it loads the model.
+"""
+
+from __future__ import annotations
+
+_TOKENS_ALONE = "or capture tokens alone with --no-taps"
+
+LORA = (
+    "LoRA adapters are not supported yet, for the tokens of a row do not tell its adapter; "
+    f"leave enable_lora out of --engine, {_TOKENS_ALONE}"
+)
+
+PROMPT_EMBEDS = (
+    "prompt embeddings are not supported yet, for such a row has no token; "
+    f"leave enable_prompt_embeds out of --engine, {_TOKENS_ALONE}"
+)
+
+MULTIMODAL = (
+    "models that take images, audio or video are not supported yet, for the token of a row does not tell "
+    "what it holds; use the language model by itself with --engine language_model_only=true"
+)
+
+SEVERAL_POSITIONS = (
+    "models whose tokens have several positions each (M-RoPE) are not supported yet; "
+    f"name another model, {_TOKENS_ALONE}"
+)
+
+ENCODER_DECODER = (
+    "models with an encoder and a decoder are not supported yet; "
+    f"name one that has a decoder only, {_TOKENS_ALONE}"
+)
+
+POOLING = "pooling models return no tokens, and localizer compares what generates; name a model that does"
