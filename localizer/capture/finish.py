@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from localizer.capture import facts
+from localizer.capture.request import masked
 from localizer.store import schema, tensors
 from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
-from localizer.store.selfcheck import unaccounted
+from localizer.store.selfcheck import mistraced, unaccounted
 
 
 @dataclass
@@ -46,10 +48,11 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         site: Coverage(expected=expected, recorded=written["recorded"][site])
         for site, expected in written.get("expected", {}).items()
     }
-    reasons = incomplete_reasons(coverage, written, workers)
+    reasons = incomplete_reasons(coverage, written, workers) + done.get("errors", [])
     capture = Capture(folder)  # without its manifest: what the journal lists
     if written:
         reasons += unaccounted(capture, heard.outputs)
+        reasons += mistraced(capture, written.get("counts", {}))
     documents = [describe(folder, name) for name in (schema.OPEN, schema.JOURNAL, schema.LOG)]
     manifest = Manifest(
         format=schema.FORMAT,
@@ -74,6 +77,10 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
             **{f"worker-{rank}": worker["peak_memory"] for rank, worker in enumerate(workers)},
         },
         files=[*documents, *capture.files],
+        config=masked(workers[0].get("config", {})) if workers else {},
+        weights=facts.weights(workers),
+        compiled=facts.compiled(workers),
+        identity=facts.identities(capture.open, done),
     )
     tensors.replace(folder / schema.MANIFEST, schema.encode(manifest))
 

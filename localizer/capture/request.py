@@ -48,6 +48,8 @@ SIZES = (
 MOST_LAYERS = 10_000
 """More attention layers than any model has; how many this one has is known when it is loaded."""
 
+WEIGHTS_CHANGES = ["loading: on the CPU, weights are hashed before vLLM packs them"]
+
 SET = {"VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 """Environment variables given to every source unless the person sets them: no telemetry, no stray imports."""
 
@@ -77,6 +79,8 @@ class CaptureRequest:
     speculative: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     taps: bool = True
+    weights: bool = True
+    kv_contents: bool = False
     buffer: int = BUFFER_MIB
 
 
@@ -99,6 +103,22 @@ class Prepared:
     environment: dict[str, str]
     engine: dict[str, Any]
     buffer: int
+
+
+def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without the values of secrets, in tables inside them as well; numbers are none."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return masked(value)
+        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    return {
+        key: plain(value)
+        if value is None or isinstance(value, (int, float)) or not SECRET.search(key)
+        else NOT_RECORDED
+        for key, value in settings.items()
+    }
 
 
 def recorded_environment(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -196,6 +216,8 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             sites=tuple(request.sites) or ("*",),
             rows=tuple(request.rows) or ("all",),
             transactions=request.transactions,
+            weights=request.weights and request.taps,
+            kv_contents=request.kv_contents and request.taps,
         ),
     )
     return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20)
@@ -238,7 +260,8 @@ def observer_changes(request: CaptureRequest) -> list[str]:
         changes += [
             "engine: worker_extension_cls names localizer's extension",
             "worker: forward of the tapped attention implementations, compute_logits of the model and "
-            "execute_model and sample_tokens of the runner are wrapped; the model has a forward pre-hook",
+            "execute_model and sample_tokens of the runner are wrapped; the model has forward pre-hooks",
+            *WEIGHTS_CHANGES[: request.weights],
             f"memory: a shared ring of at most {request.buffer} MiB, and a writer process",
         ]
     return changes
