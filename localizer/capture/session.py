@@ -278,7 +278,7 @@ class _Session:
             if name == "writer":
                 self._heard.written = content or {"event": "failed", "reason": "it was killed"}
         assert self._writer is not None
-        self._writer.wait()
+        self._heard.written["exit_status"] = self._writer.wait()
         if self._heard.written["event"] != "written":
             raise self._writer_failed()
 

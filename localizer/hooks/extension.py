@@ -12,14 +12,25 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from localizer.hooks import compiled, facts, layout, loaded, resolved, runner_v1, taps, trace, weights
+from localizer.hooks import (
+    compiled,
+    facts,
+    kvcache,
+    layout,
+    loaded,
+    resolved,
+    runner_v1,
+    taps,
+    trace,
+    weights,
+)
 from localizer.hooks.lifeline import end_with
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.sink import Sink
 from localizer.wire.ring import Ring
 from localizer.wire.spec import SPEC_VARIABLE, RunSpec, parse_indices
 
-_ATTRIBUTE = "_localizer_recorder"
+_ATTRIBUTE, _CONTENTS = "_localizer_recorder", "_localizer_contents"
 
 _CACHE_WAS_EMPTY = compiled.cache_is_empty()
 
@@ -36,9 +47,14 @@ def _install(worker: Any) -> None:
     runner = worker.model_runner
     undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level)
     runner_v1.follow(recorder, undo, runner)
-    names = [name for name, _ in taps.attention_layers(worker.vllm_config, runner.model)]
-    chosen = [names[index] for index in parse_indices(spec.layers, len(names))]
-    trace.follow(trace.Tracer(recorder, sink, runner, chosen), undo)
+    layers = dict(taps.attention_layers(worker.vllm_config, runner.model))
+    chosen = [list(layers)[index] for index in parse_indices(spec.layers, len(layers))]
+    after = None
+    if spec.kv_contents:
+        contents = kvcache.KVContents(sink, runner, {name: layers[name] for name in chosen})
+        after = contents.after
+        setattr(worker, _CONTENTS, contents)
+    trace.follow(trace.Tracer(recorder, sink, runner, chosen), undo, after)
     setattr(worker, _ATTRIBUTE, recorder)
 
 
@@ -102,6 +118,7 @@ class LocalizerExtension:
             "compiled": tell(
                 "facts of the compiled code", compiled.compile_facts, worker.vllm_config, _CACHE_WAS_EMPTY
             ),
+            "kv_contents": getattr(getattr(self, _CONTENTS, None), "layouts", {}),
             "loaded": tell("names of the loaded files", loaded.loaded_facts),
             "hardware": tell("facts of the hardware", loaded.hardware_facts),
             "dummies": recorder.dummies,

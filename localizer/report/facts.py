@@ -83,6 +83,10 @@ def facts_lines(capture: Capture) -> Iterator[str]:
     manifest = capture.manifest
     if manifest is None:
         return
+    unread = [(name, why) for name, why in manifest.kv_contents.items() if why.startswith("not read")]
+    if unread:
+        name, why = unread[0]
+        yield f"  KV contents   {len(unread)} layers lack them, first {clean(name)}: {clean(why)}"
     if manifest.weights is not None:
         weights = manifest.weights
         digest = f"{clean(weights.algorithm)} {clean(weights.digest)}"

@@ -296,6 +296,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         durations: seconds by phase.
         weights, compiled, identity: what was loaded, compiled and run; None where it was not recorded.
         config: the whole resolved configuration, by section.
+        kv_contents: by tapped layer which layout of its KV cache was read, or why none was.
     """
 
     format: str
@@ -316,6 +317,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     compiled: Compiled | None = None
     identity: Identity | None = None
     config: dict[str, Any] = {}
+    kv_contents: TextTable = {}
 
     def __post_init__(self) -> None:
         check_settings(self.engine)

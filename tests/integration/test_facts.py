@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -140,3 +141,45 @@ def test_compiled_code(capturing: Capturing) -> None:
     assert found.files == other.files
     names = {item.setting for item in diff(again, first).differences}
     assert names <= {"compiled.cache"}
+
+
+def contents_by_prefix(capture: Capture, layer: str) -> dict[tuple[str, int], tuple[str, str]]:
+    """Digests of keys and values by prompt and number of computed tokens."""
+    return {
+        (capture.requests[request].rpartition(".")[2], first + count): (key, value)
+        for step in capture.steps
+        for request, first, count, key, value in zip(
+            step.requests, step.computed, step.scheduled, step.keys[layer], step.values[layer], strict=True
+        )
+    }
+
+
+def test_kv_contents_do_not_depend_on_blocks(capturing: Capturing) -> None:
+    """A prompt whose first block is cached and lies elsewhere has equal contents; rows are found in them."""
+    work = {"matrix": "1,2,1", "prompt_tokens": 40, "max_tokens": 4, "kv_contents": True, "payload": "all"}
+    engine = EAGER | {"block_size": 32}
+    cached = capturing("facts-contents", engine=engine, **work)
+    fresh = capturing("facts-fresh", engine=engine | {"enable_prefix_caching": False}, **work)
+    assert any(any(step.cached) for step in cached.steps)
+    assert not any(any(step.cached) for step in fresh.steps)
+    layers = list(manifest(cached).kv_contents)
+    assert len(layers) == 8
+    assert set(manifest(cached).kv_contents.values()) <= {"cpu-vec", "cpu-amx"}
+    for layer in layers:
+        ours, theirs = contents_by_prefix(cached, layer), contents_by_prefix(fresh, layer)
+        shared = ours.keys() & theirs.keys()
+        assert len(shared) >= 8
+        assert all(ours[key] == theirs[key] for key in shared)
+        assert len(set(ours.values())) == len(ours)
+
+
+def test_kv_contents_are_the_recorded_rows(capturing: Capturing) -> None:
+    """The digest after a step is that of all keys that were recorded so far, one row after the other."""
+    capture = capturing("facts-rows", matrix="1", kv_contents=True, payload="all", engine=EAGER)
+    layer, columns = "model.layers.2.self_attn.attn", capture.table.columns
+    for step in capture.steps:
+        for kind, told in (("key", step.keys), ("value", step.values)):
+            rows = np.flatnonzero(columns["step"] <= step.step)
+            kept = [capture.row_payload(f"{layer}/{kind}", int(row)) for row in rows]
+            blob = b"".join(row.tobytes() for row in kept if row is not None)
+            assert blake2b(blob, digest_size=16).hexdigest() == told[layer][0]
