@@ -24,6 +24,7 @@ from localizer.hooks import (
     trace,
     weights,
 )
+from localizer.hooks.boundaries import boundaries
 from localizer.hooks.lifeline import end_with
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.sink import Sink
@@ -47,14 +48,14 @@ def _install(worker: Any) -> None:
     runner = worker.model_runner
     undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level)
     runner_v1.follow(recorder, undo, runner)
-    layers = dict(taps.attention_layers(worker.vllm_config, runner.model))
-    chosen = [list(layers)[index] for index in parse_indices(spec.layers, len(layers))]
+    mixing = [it for it in boundaries(worker.vllm_config, runner.model)[0] if it.mixes]
+    layers = {mixing[index].name: mixing[index].layer for index in parse_indices(spec.layers, len(mixing))}
     after = None
     if spec.kv_contents:
-        contents = kvcache.KVContents(sink, runner, {name: layers[name] for name in chosen})
+        contents = kvcache.KVContents(sink, runner, layers)
         after = contents.after
         setattr(worker, _CONTENTS, contents)
-    trace.follow(trace.Tracer(recorder, sink, runner, chosen), undo, after)
+    trace.follow(trace.Tracer(recorder, sink, runner, list(layers)), undo, after)
     setattr(worker, _ATTRIBUTE, recorder)
 
 

@@ -4,8 +4,8 @@ Layouts, with B blocks of N tokens, H key-value heads and D elements a head:
 
 * `cpu-vec`: vLLM's CPU backend, `[B, H, N, 2 * D]`, of which the first half of a head's memory in a block
   holds keys as `[D, N]`, the second values as `[N, D]`. Seen on vLLM 0.28.0 and 0.32.0.
-* `cpu-amx`: likewise, keys as `[N / 16, D / 2, 16, 2]`, values as `[D / 16, N / 2, 16, 2]`: pairs of elements,
-  or of tokens, lie together. The kernel that writes it was seen on vLLM 0.32.0, a whole run was not.
+* `cpu-amx`: likewise, keys as `[N / 16, D / 2, 16, 2]`, values as `[D / 16, N / 2, 16, 2]`: pairs of
+  elements, or of tokens, lie together. The kernel that writes it was seen on vLLM 0.32.0, a run was not.
 * `content`: `[B, H, N, 2 * D]`, each token's key before its value: FlashAttention and Triton, as vLLM 0.28.0
   and 0.32.0 read it; no run was seen.
 * `kv-first`: `[2, B, N, H, D]`, and `blocks-first`: `[B, 2, N, H, D]`.
@@ -104,7 +104,7 @@ def _group(layer: Any, group: tuple[int, Any] | None, tables: Sequence[Any]) -> 
         raise Unread("not read: it has no cache group")
     number, spec = group
     if not type(spec).__name__.startswith("FullAttention"):
-        raise Unread(f"not read: {type(spec).__name__} does not keep every position")
+        raise Unread(f"not read: the cache of a {type(spec).__name__} is not known")
     return number, int(tables[number].block_size)
 
 
@@ -124,7 +124,7 @@ def layout_of(layer: Any, block_size: int) -> str:
     Raises:
         Unread: it is none that is known.
     """
-    cache, impl = cache_of(layer), layer.impl
+    cache, impl = cache_of(layer), getattr(layer, "impl", None)
     kind, shape = type(impl).__name__, list(cache.shape)
     heads, size = getattr(impl, "num_kv_heads", -1), getattr(impl, "head_size", -1)
     if len(shape) == 4 and shape[1:] == [heads, block_size, 2 * size]:

@@ -140,4 +140,4 @@ def test_what_is_not_read_is_named() -> None:
         "shared": "not read: it shares the cache of first",
     }
     windows, _ = contents([ORDER], {"l": layer(cache, kind)}, SlidingWindowSpec)
-    assert windows.layouts == {"l": "not read: SlidingWindowSpec does not keep every position"}
+    assert windows.layouts == {"l": "not read: the cache of a SlidingWindowSpec is not known"}
