@@ -27,8 +27,11 @@ def differences(candidate: Capture, parent: Capture) -> list[Difference]:
     found += weights(left.weights, right.weights)
     ours, theirs = facts(left), facts(right)
     for section in [section for section in ours if section in theirs]:  # not knowing is no difference
-        more = _differences(flat({section: ours[section]}), flat({section: theirs[section]}))
-        found += [item for item in more if not _told(item, found)]
+        here, there = flat({section: ours[section]}), flat({section: theirs[section]})
+        if section == "config" and candidate.open.source.vllm != parent.open.source.vllm:
+            here = {name: value for name, value in here.items() if name in there}
+            there = {name: value for name, value in there.items() if name in here}  # versions add fields
+        found += [item for item in _differences(here, there) if not _told(item, found)]
     return found
 
 

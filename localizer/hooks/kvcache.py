@@ -126,10 +126,11 @@ def layout_of(layer: Any, block_size: int) -> str:
     """
     cache, impl = cache_of(layer), getattr(layer, "impl", None)
     kind, shape = type(impl).__name__, list(cache.shape)
+    isa = str(getattr(layer, "isa", getattr(impl, "isa", "")))  # of the implementation in 0.28.0
     heads, size = getattr(impl, "num_kv_heads", -1), getattr(impl, "head_size", -1)
     if len(shape) == 4 and shape[1:] == [heads, block_size, 2 * size]:
         if kind == "CPUAttentionBackendImpl" and cache.dtype.is_floating_point and cache.itemsize > 1:
-            found = CPU_LAYOUTS.get(str(getattr(layer, "isa", "")))
+            found = CPU_LAYOUTS.get(isa)
             if found is not None:
                 return found
         elif kind in CONTENT:
@@ -139,7 +140,7 @@ def layout_of(layer: Any, block_size: int) -> str:
             return "kv-first"
         if shape[1] == 2 and shape[0] != 2:
             return "blocks-first"
-    detail = f" for {layer.isa}" if hasattr(layer, "isa") else ""
+    detail = f" for {isa}" if isa else ""
     raise Unread(f"not read: the layout {shape} of {kind}{detail} is not known")
 
 

@@ -79,6 +79,15 @@ def test_compiled_code_and_libraries(tmp_path: Path) -> None:
     }
 
 
+def test_fields_that_another_version_does_not_have(tmp_path: Path) -> None:
+    ours = {"config": {"cache_config": {"size": 1, "new": True}}}
+    theirs = {"config": {"cache_config": {"size": 2}, "old_config": None}}
+    both = {"config.cache_config.size"}
+    assert set(listed(tmp_path, ours, theirs, vllm="9.9")) == both | {"source.vllm"}
+    one_sided = {"config.cache_config.new", "config.old_config"}
+    assert set(listed(tmp_path / "same", ours, theirs)) == both | one_sided
+
+
 def test_the_resolved_configuration_repeats_nothing(tmp_path: Path) -> None:
     ours = {"config": {"model_config": {"enforce_eager": True, "seed": 0}, "cache_config": {"size": 1}}}
     theirs = {"config": {"model_config": {"enforce_eager": False, "seed": 0}, "cache_config": {"size": 2}}}
