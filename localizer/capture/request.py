@@ -48,7 +48,8 @@ SIZES = (
 MOST_LAYERS = 10_000
 """More attention layers than any model has; how many this one has is known when it is loaded."""
 
-WEIGHTS_CHANGES = ["loading: on the CPU, weights are hashed before vLLM packs them"]
+HASHES_WEIGHTS = "loading: on the CPU, weights are hashed before vLLM packs them"
+READS_CACHE = "steps: after each forward the KV cache of the tapped layers is read and hashed"
 
 SET = {"VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 """Environment variables given to every source unless the person sets them: no telemetry, no stray imports."""
@@ -261,7 +262,8 @@ def observer_changes(request: CaptureRequest) -> list[str]:
             "engine: worker_extension_cls names localizer's extension",
             "worker: forward of the tapped attention implementations, compute_logits of the model and "
             "execute_model and sample_tokens of the runner are wrapped; the model has forward pre-hooks",
-            *WEIGHTS_CHANGES[: request.weights],
+            *([HASHES_WEIGHTS] if request.weights else []),
+            *([READS_CACHE] if request.kv_contents else []),
             f"memory: a shared ring of at most {request.buffer} MiB, and a writer process",
         ]
     return changes

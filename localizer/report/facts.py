@@ -11,6 +11,9 @@ from localizer.report.safe import clean
 from localizer.store.reader import Capture
 from localizer.store.trace import StepTrace
 
+GRAPHS_SHOWN = 5
+"""Graph modes that are told; vLLM has fewer."""
+
 CHANGED_SHOWN = 3
 """Files that are named before their number is."""
 
@@ -26,7 +29,7 @@ class Schedule:
         cached: tokens taken from the prefix cache.
         drafts: draft tokens that were verified.
         resumed: how often a preempted request was scheduled again.
-        graphs: steps by graph mode.
+        graphs: steps by graph mode, the most frequent ones.
         kv_contents: steps whose keys and values were hashed.
     """
 
@@ -54,7 +57,7 @@ def schedule(steps: Sequence[StepTrace]) -> dict[str, Any] | None:
         cached=sum(sum(step.cached) for step in steps),
         drafts=sum(sum(step.drafts) for step in steps),
         resumed=sum(len(step.resumed) for step in steps),
-        graphs=dict(Counter(step.graph for step in steps)),
+        graphs=dict(Counter(step.graph for step in steps).most_common(GRAPHS_SHOWN)),
         kv_contents=sum(bool(step.keys) for step in steps),
     )
     return asdict(summary)
