@@ -30,6 +30,7 @@ from localizer.store.schema import (
     Source,
     Workload,
 )
+from localizer.store.trace import TraceWriter
 from localizer.store.writer import RankWriter
 from localizer.wire.spec import (
     ALL_ROWS,
@@ -75,6 +76,8 @@ class Plan:
         only_tokens: record nothing but what vLLM returned.
         speculate: draft tokens of a proposal; 0 does not speculate.
         method: "eagle3" has auxiliary hidden states, "eagle" and "draft_model" have none; "ngram" no draft.
+        traced: with a schedule trace.
+        manifested: further fields of the manifest.
         proposals: tokens proposed after (request, base position) where they are not the toy draft's.
     """
 
@@ -108,6 +111,8 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     overlay: Mapping[str, str] | None = None
     vllm: str = "0.32.0"
+    traced: bool = False
+    manifested: Mapping[str, Any] = field(default_factory=dict)
     layouts: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
@@ -187,11 +192,13 @@ def write(root: Path, plan: Plan) -> Path:
     prompts = [plan.prompt(request) for request in plan.requests]
     writer = RankWriter(folder, 0, plan.requests, prompts)
     writer.register([bare(site) for site in ([] if plan.only_tokens else plan.sites())], plan.payload)
+    trace = TraceWriter(folder, 0, plan.requests) if plan.traced else None
     if not plan.only_tokens:
-        record(writer, plan)
+        record(writer, plan, trace)
     summary = writer.close()
+    traced = {} if trace is None else {"traced_steps": trace.close()}
     if plan.manifest:
-        counts = dict(summary.counts)
+        counts = summary.counts | traced
         coverage = {
             site.name: Coverage(expected=summary.expected[site.name], recorded=summary.recorded[site.name])
             for site in summary.sites
@@ -290,6 +297,7 @@ def _manifest(
         durations={"total": 1.0},
         peak_memory_bytes={},
         files=files,
+        **plan.manifested,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from toy import toy_proposal, toy_row
@@ -11,6 +11,7 @@ from toy import toy_proposal, toy_row
 from localizer.store import schema
 from localizer.store.prefix import draft_salt
 from localizer.store.schema import Site
+from localizer.store.trace import TraceWriter
 from localizer.store.writer import RankWriter
 from localizer.wire.spec import ALL_ROWS, DRAFT, DRAFT_ROWS, TOKEN_ROWS
 
@@ -56,7 +57,7 @@ class Request:
         return known[base + 2 :]
 
 
-def record(writer: RankWriter, plan: Plan) -> None:
+def record(writer: RankWriter, plan: Plan, trace: TraceWriter | None = None) -> None:
     """Compute the rounds one after the other: prompts in chunks, then token by token or draft by draft."""
     sites = plan.sites()
     for index, site in enumerate(sites):
@@ -64,10 +65,36 @@ def record(writer: RankWriter, plan: Plan) -> None:
     step = 0
     for names in schema.rounds(list(plan.matrix), plan.repeats):
         writer.round({f"{name}-internal": name for name in names})
+        if trace is not None:
+            trace.round({f"{name}-internal": name for name in names})
         requests = [Request(plan, name) for name in names]
         while scheduled := {request: rows for request in requests if (rows := request.next_rows())}:
+            if trace is not None:
+                trace.step(schedule(step, scheduled))
             _step(writer, plan, sites, step, scheduled)
             step += 1
+
+
+def schedule(step: int, scheduled: dict[Request, list[int]]) -> dict[str, Any]:
+    """What a worker would tell of a step."""
+    counts = [len(rows) for rows in scheduled.values()]
+    return {
+        "step": step,
+        "requests": [it.internal for it in scheduled],
+        "scheduled": counts,
+        "computed": [it.done for it in scheduled],
+        "cached": [0] * len(counts),
+        "drafts": [len(rows) - 1 if it.done >= it.prompt else 0 for it, rows in scheduled.items()],
+        "resumed": [],
+        "preempted": [],
+        "finished": [],
+        "padded": sum(counts),
+        "graph": "NONE",
+        "batch": {"num_tokens": sum(counts), "uniform": False},
+        "backend": {"max_query_len": max(counts), "causal": True},
+        "blocks": ["00" * 16] * len(counts),
+        "slots": None,
+    }
 
 
 def _step(

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from localizer.capture import facts
+from localizer.capture.request import masked
 from localizer.store import schema, tensors
 from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
-from localizer.store.selfcheck import unaccounted, unfinished
+from localizer.store.selfcheck import mistraced, unaccounted, unfinished
 
 
 @dataclass
@@ -50,9 +52,11 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         for site, expected in written.get("expected", {}).items()
     }
     reasons = unfinished(heard.outputs) + incomplete_reasons(coverage, written, workers)
+    reasons += done.get("errors", [])
     capture = Capture(folder)  # without its manifest: what the journal lists
     if written:
         reasons += unaccounted(capture, heard.outputs)
+        reasons += mistraced(capture, written.get("counts", {}))
     documents = [describe(folder, name) for name in (schema.OPEN, schema.JOURNAL, schema.LOG)]
     manifest = Manifest(
         format=schema.FORMAT,
@@ -68,6 +72,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
             **written.get("counts", {}),
             "dummy_forwards": sum(worker["dummies"] for worker in workers),
             "exit_status": status,
+            **({"writer_exit_status": written["exit_status"]} if "exit_status" in written else {}),
         },
         engine={**heard.engine, **(workers[0]["engine"] if workers else {}), "versions": heard.versions},
         durations={**done.get("durations", {}), "total": seconds},
@@ -77,6 +82,11 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
             **{f"worker-{rank}": worker["peak_memory"] for rank, worker in enumerate(workers)},
         },
         files=[*documents, *capture.files],
+        config=masked(workers[0].get("config", {})) if workers else {},
+        kv_contents=workers[0].get("kv_contents", {}) if workers else {},
+        weights=facts.weights(workers),
+        compiled=facts.compiled(workers),
+        identity=facts.identities(capture.open, done),
     )
     tensors.replace(folder / schema.MANIFEST, schema.encode(manifest))
 

@@ -52,6 +52,9 @@ MOST_LAYERS = 10_000
 AROUND_TOKEN = 6
 """Bytes of a manifest around each returned token: indentation, comma, end of line."""
 
+HASHES_WEIGHTS = "loading: on the CPU, weights are hashed before vLLM packs them"
+READS_CACHE = "steps: after each forward the KV cache of the tapped layers is read and hashed"
+
 SET = {"VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 """Environment variables given to every source unless the person sets them: no telemetry, no stray imports."""
 
@@ -81,6 +84,8 @@ class CaptureRequest:
     speculative: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     taps: bool = True
+    weights: bool = True
+    kv_contents: bool = False
     buffer: int = BUFFER_MIB
 
 
@@ -103,6 +108,22 @@ class Prepared:
     environment: dict[str, str]
     engine: dict[str, Any]
     buffer: int
+
+
+def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without the values of secrets, in tables inside them as well; numbers are none."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return masked(value)
+        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    return {
+        key: plain(value)
+        if value is None or isinstance(value, (int, float)) or not SECRET.search(key)
+        else NOT_RECORDED
+        for key, value in settings.items()
+    }
 
 
 def recorded_environment(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -208,6 +229,8 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             sites=tuple(request.sites) or ("*",),
             rows=tuple(request.rows) or ("all",),
             transactions=request.transactions,
+            weights=request.weights and request.taps,
+            kv_contents=request.kv_contents and request.taps,
         ),
     )
     return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20)
@@ -250,7 +273,9 @@ def observer_changes(request: CaptureRequest) -> list[str]:
         changes += [
             "engine: worker_extension_cls names localizer's extension",
             "worker: forward of the tapped attention implementations, compute_logits of the model and "
-            "execute_model and sample_tokens of the runner are wrapped; the model has a forward pre-hook",
+            "execute_model and sample_tokens of the runner are wrapped; the model has forward pre-hooks",
+            *([HASHES_WEIGHTS] if request.weights else []),
+            *([READS_CACHE] if request.kv_contents else []),
             f"memory: a shared ring of at most {request.buffer} MiB, and a writer process",
         ]
     return changes

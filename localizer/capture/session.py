@@ -167,6 +167,8 @@ class _Session:
             layers=self._opening.observer.layers,
             level=self._opening.observer.level,
             sites=list(self._opening.observer.sites),
+            weights=self._opening.observer.weights,
+            kv_contents=self._opening.observer.kv_contents,
             taps=self._taps,
             ring=f"/proc/{os.getpid()}/fd/{ring_fd}",
             writer_pid=self._writer.pid if self._writer else 0,
@@ -276,7 +278,7 @@ class _Session:
             if name == "writer":
                 self._heard.written = content or {"event": "failed", "reason": "it was killed"}
         assert self._writer is not None
-        self._writer.wait()
+        self._heard.written["exit_status"] = self._writer.wait()
         if self._heard.written["event"] != "written":
             raise self._writer_failed()
 

@@ -25,6 +25,7 @@ from localizer.errors import LocalizerError
 from localizer.store import selection
 from localizer.store.reader import Capture
 from localizer.store.schema import Site
+from localizer.store.trace import TraceWriter
 from localizer.store.writer import RankWriter, StreamError
 from localizer.wire.ring import MESSAGE, Ring
 from localizer.wire.spec import INPUT_IDS, POSITIONS
@@ -81,6 +82,7 @@ class Stream:
         self.untapped: dict[str, str] = {}
         chosen = selection.parse(observer.rows, observer.transactions, set(capture.requests))
         self.rank = RankWriter(folder, rank, capture.requests, prompts, chosen)
+        self.trace = TraceWriter(folder, rank, capture.requests)
 
     def message(self, content: dict[str, Any]) -> None:
         """Apply one JSON message of the worker."""
@@ -99,6 +101,7 @@ class Stream:
                 self.rank.layout(content["site"], content["dtype"], content["shape"])
             case "round":
                 self.rank.round(content["names"])
+                self.trace.round(content["names"])
             case "step":
                 self.rank.begin_step(
                     content["step"],
@@ -118,6 +121,10 @@ class Stream:
                 )
             case "end":
                 self.rank.end_step(content["sampled"], content.get("proposed"))
+            case "trace":
+                self.trace.step(content)
+            case "contents":
+                self.trace.contents(content["keys"], content["values"])
             case other:
                 raise StreamError(f"the worker sent the unknown message {other!r}")
 
@@ -133,6 +140,7 @@ def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
                 site, first, count = frame.args[:3]
                 stream.rank.rows(site, first, count, frame.body)
         summary = asdict(stream.rank.close())
+        summary["counts"]["traced_steps"] = stream.trace.close()
     except Exception as error:  # whatever it is, the worker must not wait and localize must hear of it
         ring.fail()
         return {"event": "failed", **_why(error)}

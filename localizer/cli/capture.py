@@ -87,6 +87,15 @@ class Count(click.IntRange):
     help="Key of vLLM's speculative_config, e.g. method=ngram; JSON values are accepted.",
 )
 @click.option("--env", multiple=True, metavar="KEY=VALUE", help="Environment variable of the source.")
+@click.option(
+    "--weight-digests/--no-weight-digests",
+    "weights",
+    default=True,
+    help="Hash the loaded weights when the run is over.",
+)
+@click.option(
+    "--kv-contents", is_flag=True, help="Hash the keys and values of each step's requests after the step."
+)
 @click.option("--taps/--no-taps", default=True, help="Without taps only the returned tokens are kept.")
 @click.option(
     "--buffer",
@@ -116,6 +125,8 @@ def command(
     speculative_model: str,
     speculative: tuple[str, ...],
     env: tuple[str, ...],
+    weights: bool,
+    kv_contents: bool,
     taps: bool,
     buffer: int,
     root: Path,
@@ -149,6 +160,8 @@ def command(
                 speculative_model=speculative_model,
                 speculative=parse_pairs(speculative, "--speculative", values=True),
                 environment=parse_pairs(env, "--env", values=False),
+                weights=weights,
+                kv_contents=kv_contents,
                 taps=taps,
                 buffer=buffer,
             ),

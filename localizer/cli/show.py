@@ -10,6 +10,7 @@ import msgspec
 
 from localizer.cli.options import captures_root, output_format
 from localizer.report.captures import details
+from localizer.report.facts import schedule
 from localizer.store.names import load
 
 
@@ -24,7 +25,12 @@ def command(capture: str, style: str, root: Path) -> None:
     """
     taken = load(root, capture)
     if style == "json":
-        documents = {"open": taken.open, "manifest": taken.manifest, "complete": taken.complete}
+        documents = {
+            "open": taken.open,
+            "manifest": taken.manifest,
+            "complete": taken.complete,
+            "schedule": schedule(taken.steps),
+        }
         click.echo(
             json.dumps(msgspec.to_builtins(documents), indent=2)
         )  # ASCII: nothing in it can become live

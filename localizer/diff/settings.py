@@ -1,25 +1,54 @@
-"""Settings that two captures record differently: engine arguments, environment, versions, overlay files."""
+"""Settings that two captures record differently: arguments, environment, versions, files, what ran."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+import xxhash
 
 from localizer.diff.result import Difference
 from localizer.store.reader import Capture
+from localizer.store.schema import Manifest, Weights
+
+WEIGHTS_NAMED = 5
+"""Weights that are named one by one."""
+
+_ABSENT = object()
 
 
 def differences(candidate: Capture, parent: Capture) -> list[Difference]:
     """Every recorded setting that is not the same, by dotted name."""
-    ours, theirs = settings(candidate), settings(parent)
-    names = [*ours, *(name for name in theirs if name not in ours)]
-    return [
-        Difference(setting=name, candidate=ours.get(name), parent=theirs.get(name))
-        for name in names
-        if (name in ours) != (name in theirs) or ours.get(name) != theirs.get(name)
-    ]
+    found = list(_differences(settings(candidate), settings(parent)))
+    left, right = candidate.manifest, parent.manifest
+    if left is None or right is None:
+        return found
+    found += weights(left.weights, right.weights)
+    ours, theirs = facts(left), facts(right)
+    for section in [section for section in ours if section in theirs]:  # not knowing is no difference
+        here, there = flat({section: ours[section]}), flat({section: theirs[section]})
+        if section == "config" and candidate.open.source.vllm != parent.open.source.vllm:
+            here = {name: value for name, value in here.items() if name in there}
+            there = {name: value for name, value in there.items() if name in here}  # versions add fields
+        found += [item for item in _differences(here, there) if not _told(item, found)]
+    return found
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Difference]:
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        if ours.get(name, _ABSENT) != theirs.get(name, _ABSENT):
+            yield Difference(setting=name, candidate=ours.get(name), parent=theirs.get(name))
+
+
+def _told(item: Difference, found: list[Difference]) -> bool:
+    """Whether a difference only repeats a setting of the same name, as the resolved configuration does."""
+    name = item.setting.rpartition(".")[2]
+    return any(
+        known.setting.rpartition(".")[2] == name
+        and (known.candidate, known.parent) == (item.candidate, item.parent)
+        for known in found
+    )
 
 
 def settings(capture: Capture) -> dict[str, Any]:
@@ -49,9 +78,54 @@ def settings(capture: Capture) -> dict[str, Any]:
     }
     if capture.manifest is not None:
         tree["running"] = capture.manifest.engine
-    flat: dict[str, Any] = {}
-    _flatten("", tree, flat)
-    return flat
+    return flat(tree)
+
+
+def facts(manifest: Manifest) -> dict[str, Any]:
+    """What was found out about the run beside its settings, by section; no section that was not recorded."""
+    found: dict[str, Any] = {}
+    if manifest.identity is not None:
+        found["identity"] = msgspec.to_builtins(manifest.identity)
+        found["identity"]["python"].pop("files")  # the digest is over all of them
+        found["compiled"] = {}
+        if manifest.compiled is not None:
+            compiled = msgspec.to_builtins(manifest.compiled)
+            compiled.pop("counters")
+            found["compiled"] = compiled | {"files": _summary(manifest.compiled.files)}
+    if manifest.config:
+        found["config"] = manifest.config
+    return found
+
+
+def _summary(files: Mapping[str, str]) -> str:
+    """Many files in a few words: how many, and a digest of their names and digests."""
+    listed = "".join(f"{name} {files[name]}\n" for name in sorted(files))
+    return f"{len(files)} files, {xxhash.xxh3_64_hexdigest(listed.encode())}"
+
+
+def weights(candidate: Weights | None, parent: Weights | None) -> Iterator[Difference]:
+    """That the loaded weights differ, and the first of them; nothing where they are equal or not known."""
+    if candidate is None or parent is None or candidate.algorithm != parent.algorithm:
+        return
+    ours, theirs = candidate.tensors, parent.tensors
+    different = list(_differences(ours, theirs))
+    if not different:
+        return
+    total = len(ours.keys() | theirs.keys())
+    yield Difference(
+        setting="loaded weights",
+        candidate=f"{candidate.digest}, {len(different)} of {total} tensors differ",
+        parent=parent.digest,
+    )
+    for item in different[:WEIGHTS_NAMED]:
+        yield msgspec.structs.replace(item, setting=f"loaded weights.{item.setting}")
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of settings as one table by dotted names."""
+    found: dict[str, Any] = {}
+    _flatten("", tree, found)
+    return found
 
 
 def _flatten(prefix: str, value: Any, into: dict[str, Any], depth: int = 0) -> None:

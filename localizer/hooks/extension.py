@@ -9,16 +9,34 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from localizer.hooks import facts, layout, runner_v1, taps, unsupported
+from localizer.hooks import (
+    compiled,
+    facts,
+    kvcache,
+    layout,
+    loaded,
+    resolved,
+    runner_v1,
+    taps,
+    trace,
+    unsupported,
+    weights,
+)
+from localizer.hooks.boundaries import boundaries
 from localizer.hooks.lifeline import end_with
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.sink import Sink
 from localizer.wire.ring import Ring
-from localizer.wire.spec import SPEC_VARIABLE, RunSpec
+from localizer.wire.spec import SPEC_VARIABLE, RunSpec, parse_indices
 
-_ATTRIBUTE = "_localizer_recorder"
+_ATTRIBUTE, _CONTENTS = "_localizer_recorder", "_localizer_contents"
+
+_CACHE_WAS_EMPTY = compiled.cache_is_empty()
+
+T = TypeVar("T")
 
 
 def _install(worker: Any) -> None:
@@ -26,10 +44,19 @@ def _install(worker: Any) -> None:
     layout.check(worker)
     spec = RunSpec.read(os.environ[SPEC_VARIABLE])
     end_with(spec.parent_pid)
-    recorder = Recorder(Sink(Ring(spec.ring), spec.writer_pid))
+    sink = Sink(Ring(spec.ring), spec.writer_pid)
+    recorder = Recorder(sink)
     runner = worker.model_runner
     undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level)
     runner_v1.follow(recorder, undo, runner)
+    mixing = [it for it in boundaries(worker.vllm_config, runner.model)[0] if it.mixes]
+    layers = {mixing[index].name: mixing[index].layer for index in parse_indices(spec.layers, len(mixing))}
+    after = None
+    if spec.kv_contents:
+        contents = kvcache.KVContents(sink, runner, layers)
+        after = contents.after
+        setattr(worker, _CONTENTS, contents)
+    trace.follow(trace.Tracer(recorder, sink, runner, list(layers)), undo, after)
     setattr(worker, _ATTRIBUTE, recorder)
 
 
@@ -50,6 +77,8 @@ def _arrange() -> None:
 
     setattr(load_model, _ATTRIBUTE, True)
     worker_class.load_model = load_model
+    if RunSpec.read(os.environ[SPEC_VARIABLE]).weights:
+        weights.arrange()
 
 
 def _recorder(worker: Any) -> Recorder:
@@ -59,6 +88,15 @@ def _recorder(worker: Any) -> Recorder:
         raise layout.refuse(f"{type(worker).__name__} does not load its model by Worker.load_model")
     assert isinstance(recorder, Recorder)
     return recorder
+
+
+def _tell(recorder: Recorder, what: str, facts: Callable[..., T], *args: Any) -> T | None:
+    """`facts(*args)`; where it fails, as on another version's layout, None, and a note: the run goes on."""
+    try:
+        return facts(*args)
+    except Exception as error:
+        recorder.errors.append(f"the {what} are missing: {type(error).__name__}: {error}")
+        return None
 
 
 class LocalizerExtension:
@@ -73,13 +111,19 @@ class LocalizerExtension:
         """The run is over: close the ring and return facts, counts and errors of this worker."""
         recorder = _recorder(self)
         recorder.guarded(recorder.finish)()
-        try:
-            engine = facts.engine_facts(self)
-        except Exception as error:  # another version's layout must not cost the run
-            engine = {}
-            recorder.errors.append(f"facts of the engine are missing: {type(error).__name__}: {error}")
+        worker: Any = self  # vLLM makes its worker class a heir of this one
+        spec, runner = RunSpec.read(os.environ[SPEC_VARIABLE]), worker.model_runner
+        tell = functools.partial(_tell, recorder)
         return {
-            "engine": engine,
+            "engine": tell("facts of the engine", facts.engine_facts, worker) or {},
+            "config": tell("resolved configuration", resolved.resolved, worker.vllm_config) or {},
+            "weights": tell("digests of the weights", weights.weight_facts, runner) if spec.weights else None,
+            "compiled": tell(
+                "facts of the compiled code", compiled.compile_facts, worker.vllm_config, _CACHE_WAS_EMPTY
+            ),
+            "kv_contents": getattr(getattr(self, _CONTENTS, None), "layouts", {}),
+            "loaded": tell("names of the loaded files", loaded.loaded_facts),
+            "hardware": tell("facts of the hardware", loaded.hardware_facts),
             "dummies": recorder.dummies,
             "errors": recorder.errors,
             "peak_memory": facts.peak_memory(),

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
 
@@ -57,8 +58,8 @@ def run(spec: RunSpec, report: Reporter) -> None:
     if spec.taps:
         engine["worker_extension_cls"] = EXTENSION
     llm = LLM(**engine)
-    loaded = time.monotonic()
-    from localizer.hooks import facts
+    ready = time.monotonic()
+    from localizer.hooks import facts, loaded
 
     watch_children(report)
     report("ready", versions=facts.versions(), engine=facts.config_facts(llm.llm_engine.vllm_config))
@@ -68,16 +69,32 @@ def run(spec: RunSpec, report: Reporter) -> None:
         report("round", round=number, outputs=outputs)
     generated = time.monotonic()
     workers = llm.collective_rpc("localizer_finish") if spec.taps else []
+    durations = {
+        "import": imported - started,
+        "load": ready - imported,
+        "generate": generated - ready,
+        "describe": time.monotonic() - generated,
+    }
     report(
         "done",
         workers=workers,
+        **described(loaded.loaded_facts),
         peak_memory=facts.peak_memory(),
-        durations={"import": imported - started, "load": loaded - imported, "generate": generated - loaded},
+        durations=durations,
     )
     report.close()
     shutdown = getattr(llm.llm_engine.engine_core, "shutdown", None)
     if shutdown is not None:
         shutdown()
+
+
+def described(facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What this process has loaded; a fault in telling must not cost the run."""
+    try:
+        return {"loaded": facts()}
+    except Exception as error:
+        what = "names of the files that the program loaded"
+        return {"errors": [f"the {what} are missing: {type(error).__name__}: {error}"]}
 
 
 def watch_children(report: Reporter) -> None:

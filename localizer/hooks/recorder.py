@@ -66,6 +66,11 @@ class Recorder:
         return self._open and not self._broken
 
     @property
+    def step(self) -> int:
+        """Number of the recorded step that is under way, or of the last one."""
+        return self._steps - 1
+
+    @property
     def in_forward(self) -> bool:
         """Whether the target forward of a real step, or its logits, are being computed."""
         return self._scheduled is not None

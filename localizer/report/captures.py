@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from localizer.errors import DamagedCapture
+from localizer.report.facts import facts_lines
 from localizer.report.safe import clean
 from localizer.store import names
 from localizer.store.reader import Capture
@@ -97,6 +98,7 @@ def details(capture: Capture) -> str:
         lines.append(f"  counts        {clean(_pairs(manifest.counts))}")
         facts = {key: value for key, value in manifest.engine.items() if not isinstance(value, dict)}
         lines.append(f"  running       {clean(_pairs(facts), 1000)}")
+        lines += facts_lines(capture)
         seconds = {key: round(value, 1) for key, value in manifest.durations.items()}
         lines.append(f"  seconds       {clean(_pairs(seconds))}")
     return "\n".join(lines)

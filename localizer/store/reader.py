@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 
 from localizer.errors import DamagedCapture, NotACapture
-from localizer.store import schema, tensors
+from localizer.store import schema, tensors, trace
 from localizer.store.expected import applicable
 from localizer.store.schema import DIGEST, DIGEST_BYTES, UNFINISHED, Manifest, Open, Shard, Site
 from localizer.store.steps import COLUMNS
+from localizer.store.trace import StepTrace
 from localizer.store.writer import ROW_INDEX
 from localizer.wire.spec import TOKEN_ROWS
 
@@ -192,7 +193,7 @@ class Capture:
                 raise DamagedCapture(
                     f"{path} is damaged in line {number}; fetch the capture again."
                 ) from None
-            if not SHARD_NAME.fullmatch(shard.name):
+            if not SHARD_NAME.fullmatch(shard.name) and not trace.NAME.fullmatch(shard.name):
                 raise DamagedCapture(f"{path} lists the foreign file {shard.name[:80]!r} in line {number}.")
             shards.append(shard)
         if len({shard.name for shard in shards}) != len(shards):
@@ -326,6 +327,14 @@ class Capture:
             wide[:, target], seen[:, target] = digest, present
             digest, present = wide, seen
         return Table(columns, rows.array("prefix"), digest, present)
+
+    @cached_property
+    def steps(self) -> list[StepTrace]:
+        """The schedule trace: what each step was asked for; empty where a capture has none."""
+        named = [(file, match) for file in self.files if (match := trace.NAME.fullmatch(file.name))]
+        named.sort(key=lambda item: (int(item[1][1]), int(item[1][2])))
+        found = [trace.read(self._path(file), len(self.requests)) for file, _ in named]
+        return [step for steps in found for step in steps]
 
     @cached_property
     def payload(self) -> dict[str, list[Payload]]:

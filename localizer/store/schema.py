@@ -169,6 +169,8 @@ class Observer(Record, frozen=True, kw_only=True):
     sites: Annotated[tuple[str, ...], Few] = ("*",)
     rows: Annotated[tuple[str, ...], Few] = ("all",)
     transactions: str = "all"
+    weights: bool = True
+    kv_contents: bool = False
 
 
 class Open(Record, frozen=True, kw_only=True):
@@ -205,6 +207,84 @@ class Coverage(Record, frozen=True, kw_only=True):
     recorded: Count
 
 
+class Weights(Record, frozen=True, kw_only=True):
+    """The weights as they were loaded: digests in hex of every parameter and buffer, and one over all.
+
+    `tensors` maps a name, with `draft:` before it for a draft's own, to the digest of its elements.
+    """
+
+    algorithm: str
+    digest: str
+    tensors: TextTable
+
+
+class Compiled(Record, frozen=True, kw_only=True):
+    """How the model was compiled.
+
+    Attributes:
+        mode, backend: as vLLM resolved them.
+        cache: "empty" (vLLM's compile cache held nothing), "hit" (all came from it), "miss" or "disabled".
+        counters: vLLM's own counts of graphs seen, compiled, loaded and captured; those that are not 0.
+        files: generated code that was loaded: name below the cache folder -> xxh3-128 in hex.
+    """
+
+    mode: str
+    backend: str
+    cache: str
+    counters: IntegerTable
+    files: TextTable
+
+
+class Imported(Record, frozen=True, kw_only=True):
+    """The Python files of vLLM that were imported: how many, one digest over all, those not as installed."""
+
+    files: Count
+    digest: str
+    changed: Texts
+
+
+class Processor(Record, frozen=True, kw_only=True):
+    """Model, and flags and torch's instruction set, by which kernels are chosen; torch's threads."""
+
+    model: str
+    flags: Texts
+    capability: str
+    threads: Count
+
+
+class Gpu(Record, frozen=True, kw_only=True):
+    """A GPU that a worker used, with the version of its driver."""
+
+    name: str
+    uuid: str
+    driver: str
+
+
+class Checkout(Record, frozen=True, kw_only=True):
+    """The git checkout of a source; `dirty` is None where git did not say in time."""
+
+    commit: str
+    dirty: bool | None
+
+
+class Identity(Record, frozen=True, kw_only=True):
+    """What really ran.
+
+    Attributes:
+        native: native libraries that the source's processes had mapped: name below the package's folder,
+            such as `torch/lib/libtorch_cpu.so` -> xxh3-128 in hex, empty where it could not be read.
+        python: the Python files of vLLM that were imported.
+        processor, gpus: what it ran on.
+        checkout: of the overlay, or of vLLM itself, if it lies in one.
+    """
+
+    native: TextTable
+    python: Imported
+    processor: Processor | None = None
+    gpus: Annotated[list[Gpu], Few] = []
+    checkout: Checkout | None = None
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """manifest.json: written last; its presence marks a run that ended by itself.
 
@@ -217,6 +297,9 @@ class Manifest(Record, frozen=True, kw_only=True):
         counts: steps, rows, dummy forwards dropped, and the like.
         engine: facts of the running engine: resolved configuration, backends, KV blocks.
         durations: seconds by phase.
+        weights, compiled, identity: what was loaded, compiled and run; None where it was not recorded.
+        config: the whole resolved configuration, by section.
+        kv_contents: by tapped layer which layout of its KV cache was read, or why none was.
     """
 
     format: str
@@ -233,9 +316,15 @@ class Manifest(Record, frozen=True, kw_only=True):
     durations: Annotated[dict[str, float], Few]
     peak_memory_bytes: IntegerTable
     files: list[Shard]
+    weights: Weights | None = None
+    compiled: Compiled | None = None
+    identity: Identity | None = None
+    config: dict[str, Any] = {}
+    kv_contents: TextTable = {}
 
     def __post_init__(self) -> None:
         check_settings(self.engine)
+        check_settings(self.config)
 
 
 Document = TypeVar("Document", Open, Manifest)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -63,3 +64,30 @@ def unfinished(outputs: Sequence[Output]) -> list[str]:
         f"{len(names)} requests were not finished (finish reason {finish!r}), first {names[0]}"
         for finish, names in by_reason.items()
     ]
+
+
+def mistraced(capture: Capture, counts: Mapping[str, int]) -> list[str]:
+    """Where rows and schedule trace contradict each other, in sentences; empty if they agree.
+
+    Each step must have exactly the target rows that the trace says were scheduled. `counts` are the
+    manifest's; a capture made before there was a trace does not count `traced_steps`.
+    """
+    if "traced_steps" not in counts:
+        return []
+    if len(capture.steps) != counts["traced_steps"]:
+        return [f"it holds the schedule of {len(capture.steps)} steps instead of {counts['traced_steps']}"]
+    columns = capture.table.columns
+    target = ~is_draft(columns)
+    steps, requests = columns["step"][target].tolist(), columns["request"][target].tolist()
+    recorded = Counter(zip(steps, requests, strict=True))
+    scheduled = Counter(
+        {
+            (trace.step, request): count
+            for trace in capture.steps
+            for request, count in zip(trace.requests, trace.scheduled, strict=True)
+        }
+    )
+    odd = {step for (step, _), _ in recorded.items() ^ scheduled.items()}
+    if not odd:
+        return []
+    return [f"the rows of {len(odd)} steps are not those that were scheduled, first in step {min(odd)}"]

@@ -10,7 +10,7 @@ import xxhash
 from localizer.errors import DamagedCapture
 from localizer.store.expected import applicable
 from localizer.store.reader import Capture
-from localizer.store.selfcheck import unaccounted, unfinished
+from localizer.store.selfcheck import mistraced, unaccounted, unfinished
 
 SOUND, DAMAGED, INCOMPLETE = "sound", "damaged", "incomplete"
 
@@ -37,6 +37,7 @@ def verify(folder: Path) -> Verification:
     try:
         capture = Capture(folder)
         capture.check()
+        _ = capture.steps
         check_payload(capture)
         check_coverage(capture)
     except DamagedCapture as error:
@@ -79,6 +80,7 @@ def check_coverage(capture: Capture) -> None:
     reasons += unfinished(capture.manifest.outputs)
     if capture.open.observer.taps:
         reasons += unaccounted(capture, capture.manifest.outputs)
+    reasons += mistraced(capture, counts)
     if reasons:
         raise DamagedCapture(
             f"{capture.folder} is damaged: it is said to be complete, but {reasons[0]}; "

@@ -74,6 +74,8 @@ class RunSpec:
         layers: "all", "first", or indices such as "0,5-9" of the attention layers in execution order.
         sites: shell patterns; only sites that match one of them are recorded.
         level: one of `LEVELS`.
+        weights: whether the loaded weights are hashed when the run is over.
+        kv_contents: whether the keys and values of each step's requests are hashed after the step.
         taps: False for an untapped run: only the returned tokens are kept.
         ring: path of the ring, opened by the worker.
         writer_pid: process id of the consumer of the ring.
@@ -88,6 +90,8 @@ class RunSpec:
     layers: str = "all"
     sites: list[str] = field(default_factory=lambda: ["*"])
     level: str = BOUNDARY
+    weights: bool = True
+    kv_contents: bool = False
     taps: bool = True
     ring: str = ""
     writer_pid: int = 0

@@ -8,7 +8,7 @@ A recipe is a JSON object:
 altered files, so that the alteration is met by the checks behind those. An edit is one of
 
     ["set", DOCUMENT, PATH, VALUE]          a value of a JSON document; of a shard its header, whose metadata
-    ["drop", DOCUMENT, PATH]                is taken apart as well; of the journal a list of its lines
+    ["drop", DOCUMENT, PATH]                is taken apart as well; of *.jsonl a list of its lines
     ["fill", SHARD, TENSOR, INDEX, NUMBER]  an element of a tensor, or with index -1 all of them
     ["bytes", FILE, OFFSET, HEX]            some bytes
     ["cut", FILE, LENGTH]                   the end
@@ -44,6 +44,7 @@ BASES: dict[str, Plan] = {
     "killed": replace(SMALL, manifest=False),
     "speculative": replace(SMALL, max_tokens=4, speculate=2),
     "sets": replace(SMALL, chunk=1, repeats=2),
+    "traced": replace(SMALL, traced=True),
     "tokens": replace(SMALL, only_tokens=True),
 }
 """The captures that are altered; the rows of "sets" lie in several sets of shards."""
@@ -169,7 +170,7 @@ def _documents(files: Files, name: str, change: Callable[[Any], None]) -> None:
 def taken_apart(name: str, blob: bytes) -> Any:
     """A document as a tree; the header of a shard; the lines of a journal. None if it is malformed."""
     try:
-        if name == JOURNAL:
+        if name.endswith(".jsonl"):
             return [json.loads(line) for line in blob.splitlines()]
         if name not in DOCUMENTS:
             length = int.from_bytes(blob[:8], "little")
@@ -183,7 +184,7 @@ def taken_apart(name: str, blob: bytes) -> Any:
 
 
 def _put_together(name: str, tree: Any, blob: bytes) -> bytes:
-    if name == JOURNAL:
+    if name.endswith(".jsonl"):
         return b"".join(dump(line) + b"\n" for line in tree)
     if name in DOCUMENTS:
         return dump(tree)
@@ -360,7 +361,7 @@ def _random_edit(rng: random.Random, name: str) -> list[Any]:
             return [kind, document, path, found]
         return [kind, document, path, any_value(rng)]
     if kind == "fill":
-        shards = [file for file in files if file.startswith("rank-")]
+        shards = [file for file in files if file.endswith(".safetensors")]
         if not shards:
             return ["cut", OPEN, 5]
         shard = rng.choice(shards)

@@ -1,0 +1,46 @@
+"""From what the source's processes told of themselves to the records of a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from localizer.sources import identity
+from localizer.store.schema import Compiled, Gpu, Identity, Open, Processor, Weights
+
+
+def weights(workers: Sequence[Mapping[str, Any]]) -> Weights | None:
+    """The digests of the weights that the first worker loaded."""
+    found = workers[0].get("weights") if workers else None
+    return None if found is None else msgspec.convert(found, Weights)
+
+
+def compiled(workers: Sequence[Mapping[str, Any]]) -> Compiled | None:
+    """How the first worker compiled its model, with the digests of the generated files."""
+    found = workers[0].get("compiled") if workers else None
+    if found is None:
+        return None
+    return msgspec.convert({**found, "files": identity.digests(found["files"])}, Compiled)
+
+
+def identities(opening: Open, done: Mapping[str, Any]) -> Identity | None:
+    """What really ran, in the program and in its workers; None if nothing was told."""
+    workers = done.get("workers", [])
+    told = [loaded for teller in (done, *workers) if (loaded := teller.get("loaded"))]
+    if not told:
+        return None
+    native = {name: path for loaded in told for name, path in loaded["native"].items()}
+    python = {name: path for loaded in told for name, path in loaded["python"].items()}
+    hardware = [found for worker in workers if (found := worker.get("hardware"))]
+    source = opening.source
+    installed = Path(source.vllm_location)
+    return Identity(
+        native=identity.digests(native),
+        python=identity.imported(python, installed),
+        processor=msgspec.convert(hardware[0]["processor"], Processor) if hardware else None,
+        gpus=[msgspec.convert(gpu, Gpu) for found in hardware for gpu in found["gpus"]],
+        checkout=identity.checkout(installed if source.overlay is None else Path(source.overlay.path)),
+    )

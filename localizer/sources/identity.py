@@ -1,0 +1,114 @@
+"""What a source really was: digests of the files its processes had loaded, and the state of its checkout.
+
+The files are read by localizer's own interpreter when the run is over.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import xxhash
+
+from localizer.store.schema import Checkout, Imported
+from localizer.store.tensors import file_digest
+
+GIT_SECONDS = 10.0
+"""How long git may take for one question."""
+
+UNREADABLE = ""
+"""In place of the digest of a file that cannot be read any more."""
+
+
+def digests(files: Mapping[str, str]) -> dict[str, str]:
+    """xxh3-128 in hex by name, of files given as name -> path; empty where one cannot be read."""
+    found = {}
+    for name, path in sorted(files.items()):
+        try:
+            found[name] = file_digest(Path(path))
+        except OSError:
+            found[name] = UNREADABLE
+    return found
+
+
+def imported(files: Mapping[str, str], installed: Path) -> Imported:
+    """The Python files of vLLM that were imported.
+
+    Args:
+        files: name below the package's parent, such as `vllm/config/model.py` -> path.
+        installed: the folder of the installed `vllm` package, whose RECORD tells what was installed.
+    """
+    total = xxhash.xxh3_128()
+    for name, digest in digests(files).items():
+        total.update(f"{name} {digest}\n".encode())
+    recorded = record(installed)
+    changed = [
+        name
+        for name, path in sorted(files.items())
+        if recorded and recorded.get(name, UNREADABLE) not in ("", _sha256(Path(path)))
+    ]
+    changed += sorted(name for name in files if recorded and name not in recorded)
+    return Imported(files=len(files), digest=total.hexdigest(), changed=changed)
+
+
+def record(installed: Path) -> dict[str, str]:
+    """sha256 (base64 for URLs, without padding) by name of a package's files as its RECORD lists them.
+
+    Empty where there is no RECORD, as of an editable installation.
+    """
+    for path in sorted(installed.parent.glob(f"{installed.name}*.dist-info/RECORD")):
+        try:
+            with path.open(newline="") as lines:
+                rows = [row for row in csv.reader(lines) if len(row) == 3]
+        except (OSError, UnicodeDecodeError, csv.Error):
+            continue
+        found = {name: digest.removeprefix("sha256=") for name, digest, _ in rows}
+        if f"{installed.name}/__init__.py" in found:
+            return found
+    return {}
+
+
+def _sha256(path: Path) -> str:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return UNREADABLE
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def checkout(folder: Path) -> Checkout | None:
+    """The commit of the git checkout that a folder lies in, and whether tracked files were changed since.
+
+    None where it lies in none, git is not installed or does not answer. Nothing is written.
+    """
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return None
+    inside = _git(folder, "ls-files", "--", ".")
+    if not inside:  # a folder inside another project's checkout is not its source
+        return None
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return Checkout(commit=commit.strip(), dirty=None if status is None else bool(status.strip()))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
