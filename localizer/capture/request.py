@@ -52,6 +52,7 @@ MOST_LAYERS = 10_000
 AROUND_TOKEN = 6
 """Bytes of a manifest around each returned token: indentation, comma, end of line."""
 
+HOOKS_MODULES = "worker: every module has forward hooks; a layer's residual stream is summed once more"
 HASHES_WEIGHTS = "loading: on the CPU, weights are hashed before vLLM packs them"
 READS_CACHE = "steps: after each forward the KV cache of the tapped layers is read and hashed"
 
@@ -272,8 +273,9 @@ def observer_changes(request: CaptureRequest) -> list[str]:
     if request.taps:
         changes += [
             "engine: worker_extension_cls names localizer's extension",
-            "worker: forward of the tapped attention implementations, compute_logits of the model and "
-            "execute_model and sample_tokens of the runner are wrapped; the model has forward pre-hooks",
+            "worker: the ops of tapped layers, compute_logits of the model and execute_model and "
+            "sample_tokens of the runner are wrapped; the model has forward hooks",
+            *([HOOKS_MODULES] if request.level == MODULE else []),
             *([HASHES_WEIGHTS] if request.weights else []),
             *([READS_CACHE] if request.kv_contents else []),
             f"memory: a shared ring of at most {request.buffer} MiB, and a writer process",

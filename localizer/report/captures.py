@@ -76,7 +76,8 @@ def details(capture: Capture) -> str:
         f"  engine        {clean(_pairs(work.engine)) or 'as vLLM sets it'}",
         f"  environment   {clean(_pairs(opening.environment)) or 'nothing recorded'}",
         "  observer      "
-        + (f"layers {clean(opening.observer.layers)}, payload {clean(opening.observer.payload)}"
+        + (f"layers {clean(opening.observer.layers)}, level {clean(opening.observer.level)}, "
+           f"payload {clean(opening.observer.payload)}"
            if opening.observer.taps else "no taps"),
     ]  # fmt: skip
     lines += [f"                changes {clean(change)}" for change in opening.observer.changes]
