@@ -43,6 +43,16 @@ CASES: dict[str, tuple[Plan, dict[str, object]]] = {
         Plan(layers=(0, 7), observed="0,7", payload=frozenset()),
         {"changes": {("r01.00", 4, attention(7, "key")): bump()}},
     ),
+    "batches": (
+        BASE,
+        {
+            "changes": {
+                (f"r02.0{index}", position, attention(4, "query")): bump((1, 2))
+                for index, position in enumerate((0, 0, 1))
+            }
+            | {("r02.02", 0, attention(4, "key")): bump((0, 0), 2)},
+        },
+    ),
     "models": (Plan(model_files={"a.safetensors": "aa"}), {"model_files": {"a.safetensors": "bb"}}),
     "workloads": (Plan(), {"matrix": (2, 2), "changes": {("r00.01", 4, attention(1, "query")): bump()}}),
     "draft": (

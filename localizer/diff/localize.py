@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,8 +11,9 @@ from localizer.diff import numerics
 from localizer.diff.align import Alignment
 from localizer.diff.compare import Comparison
 from localizer.diff.details import Details
-from localizer.diff.drafts import Feeding, draft_steps
+from localizer.diff.drafts import Feeding
 from localizer.diff.keyvalue import key_value_rows
+from localizer.diff.order import causal_order
 from localizer.diff.places import (
     ATTENTION,
     EXPERTS,
@@ -37,12 +38,15 @@ from localizer.diff.result import (
     Both,
     Cause,
     Finding,
+    FirstAt,
     KeyValueRows,
     RequestFirst,
     Segment,
+    Signature,
     SiteResult,
     Unobserved,
 )
+from localizer.diff.signature import signatures
 from localizer.store.reader import Capture
 from localizer.store.schema import KINDS
 from localizer.wire.spec import LOGITS
@@ -60,6 +64,9 @@ IN_AUXILIARY, DRAFT_ENTRY, IN_EXPERTS, IN_ROUTER, IN_STATE_SPACE = BLAMES[7:]
 DETAILED_REQUESTS = 256
 """Requests whose own first difference is described from its payload, with what its segment holds."""
 
+MOST_BARS = 1000
+"""Places of first differences that the histogram lists."""
+
 READ_POSITIONS = 1 << 20
 """Earlier positions that are looked at for attention outputs, of all findings together."""
 
@@ -68,37 +75,6 @@ READ_ROWS = 8
 
 SCANNED_LOGITS = 512
 """Differing logits rows searched for the first argmax flip."""
-
-
-@dataclass(frozen=True)
-class CausalOrder:
-    """Pairs with a difference, the causally first first.
-
-    Attributes:
-        pairs: int64 [n], indices into the alignment.
-        site: int64 [n], for each the first differing site, an index into the shared sites.
-        request: int32 [n], for each the index of the candidate's request.
-    """
-
-    pairs: np.ndarray
-    site: np.ndarray
-    request: np.ndarray
-
-
-def causal_order(candidate: Capture, alignment: Alignment, differ: np.ndarray) -> CausalOrder:
-    """Sort the differing pairs by the candidate's (step, draft step, request, position)."""
-    pairs = np.flatnonzero(differ.any(axis=1))
-    order = causal_sort(candidate, alignment.candidate[pairs])
-    rows, pairs, columns = alignment.candidate[pairs], pairs[order], candidate.table.columns
-    first_site = differ[pairs].argmax(axis=1) if len(pairs) else np.zeros(0, np.int64)
-    return CausalOrder(pairs, first_site, columns["request"][rows[order]])
-
-
-def causal_sort(capture: Capture, rows: np.ndarray) -> np.ndarray:
-    """Indices that sort rows by step, draft step (the target first), request and position."""
-    columns = {name: capture.table.columns[name][rows] for name in ("position", "request", "step", "kind")}
-    keys = columns["position"], columns["request"], draft_steps(columns["kind"]), columns["step"]
-    return np.lexsort(keys)
 
 
 class Localizer:
@@ -152,6 +128,26 @@ class Localizer:
             for number, index in enumerate(np.sort(where))
         ]
         return [RequestFirst(request=finding.request, first=finding) for finding in findings]
+
+    def histogram(self) -> list[FirstAt]:
+        """How many requests differ first at each site and position, the most frequent first."""
+        _, where = np.unique(self._order.request, return_index=True)
+        rows = self._alignment.candidate[self._order.pairs[where]]
+        positions = self._candidate.table.columns["position"][rows].tolist()
+        counts = Counter(zip(self._order.site[where].tolist(), positions, strict=True))
+        return [
+            FirstAt(
+                site=self._places[site].name,
+                layer=self._places[site].number,
+                position=position,
+                requests=requests,
+            )
+            for (site, position), requests in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        ][:MOST_BARS]
+
+    def signatures(self) -> list[Signature]:
+        """What the places where differences enter have in common."""
+        return signatures(self._candidate, self._alignment, self._comparison, self._order, self._details)
 
     def amplifier(self) -> Amplifier | None:
         """The target's first row whose argmax flips; None if none of those read does, or without payload."""

@@ -75,6 +75,8 @@ def diff(candidate: Capture, parent: Capture) -> Result:
             symptom=_symptom(candidate, parent, alignment, parity, details),
         ),
         requests=localizer.requests(),
+        signatures=localizer.signatures(),
+        histogram=localizer.histogram(),
         sites=[] if obstacles else localizer.sites(),
         coverage=coverage,
         differences=settings.differences(candidate, parent),

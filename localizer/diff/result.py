@@ -380,6 +380,34 @@ class Speculation(Record, frozen=True, kw_only=True):
     proposals: Proposals
 
 
+class Signature(Record, frozen=True, kw_only=True):
+    """A pattern in where differences enter, see `localizer.diff.signature`.
+
+    Attributes:
+        code: which one.
+        rows: rows that show it.
+        equal_rows: equal rows, none of which shows it; 0 where the pattern is not one of rows.
+        number: for "batch-size-over" the largest batch whose rows are equal, for "heads" the number of heads,
+            for "grows" and "decays" the factor (0: the difference is gone).
+        heads: for "heads" those that differ.
+    """
+
+    code: str
+    rows: int
+    equal_rows: int = 0
+    number: int | None = None
+    heads: list[int] = []
+
+
+class FirstAt(Record, frozen=True, kw_only=True):
+    """How many requests have their first difference at a site and position; `layer` is the layer's number."""
+
+    site: str
+    layer: int | None
+    position: int
+    requests: int
+
+
 class Difference(Record, frozen=True, kw_only=True):
     """A setting that the captures record differently; None where a side does not have it."""
 
@@ -402,6 +430,8 @@ class Result(Record, frozen=True, kw_only=True):
     first: Finding | None
     rows: Rows
     requests: list[RequestFirst]
+    signatures: list[Signature]
+    histogram: list[FirstAt]
     sites: list[SiteResult]
     coverage: Coverage
     differences: list[Difference]

@@ -6,7 +6,7 @@ import numpy as np
 
 from localizer.diff.align import Alignment
 from localizer.diff.drafts import draft_steps
-from localizer.diff.localize import causal_sort
+from localizer.diff.order import causal_sort
 from localizer.diff.result import Acceptance, ProposalFirst, Proposals, Speculation
 from localizer.store.expected import is_draft
 from localizer.store.reader import Capture, Table

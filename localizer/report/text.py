@@ -7,7 +7,7 @@ from typing import TextIO
 
 from localizer.diff.places import place
 from localizer.diff.result import INCONCLUSIVE, Difference, Result
-from localizer.report import sites, speculation, wording
+from localizer.report import patterns, sites, speculation, wording
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.safe import clean
@@ -59,6 +59,11 @@ def document(result: Result) -> Iterator[Block]:
         row = result.rows.amplifier
         where = f"request {clean(row.request)}, position {row.position} (step {row.step})"
         yield Line(f"first argmax flip: {where}: {wording.logits(row.logits)}")
+    for pattern in result.signatures:
+        yield Line(f"signature: {patterns.sentence(pattern)}")
+    if len(result.histogram) > 1:
+        yield Line("First differences of the requests", "heading")
+        yield patterns.histogram(result.histogram)
     if result.reasons:
         yield Line("Reasons" if result.verdict == INCONCLUSIVE else "Beside the verdict", "heading")
         yield Bullets([f"{wording.reason(item)}." for item in result.reasons])

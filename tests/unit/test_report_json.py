@@ -17,7 +17,7 @@ from localizer.report.formats import render
 
 KEYS = {
     "schema", "verdict", "attribution", "reasons", "workloads_equal", "captures", "tokens", "first", "rows",
-    "requests", "sites", "coverage", "differences", "scope", "speculation",
+    "requests", "signatures", "histogram", "sites", "coverage", "differences", "scope", "speculation",
 }  # fmt: skip
 
 
