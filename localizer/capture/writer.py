@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from localizer.errors import LocalizerError
 from localizer.store import selection
@@ -27,7 +28,7 @@ from localizer.store.reader import Capture
 from localizer.store.schema import Site
 from localizer.store.trace import TraceWriter
 from localizer.store.writer import RankWriter, StreamError
-from localizer.wire.ring import MESSAGE, Ring
+from localizer.wire.ring import ENTRY, MESSAGE, Frame, Ring
 from localizer.wire.spec import INPUT_IDS, POSITIONS
 
 NICENESS = 5
@@ -129,6 +130,12 @@ class Stream:
                 raise StreamError(f"the worker sent the unknown message {other!r}")
 
 
+def table_of(frame: Frame) -> np.ndarray:
+    """The table of a frame of rows, [tensors, ENTRY]."""
+    count, start = frame.args[:2]
+    return np.frombuffer(frame.body, np.int64, count * ENTRY, start).reshape(count, ENTRY).copy()
+
+
 def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
     """Take frames until the ring is closed or the source is gone; return the summary or the error."""
     try:
@@ -137,8 +144,7 @@ def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
             if frame.kind == MESSAGE:
                 stream.message(json.loads(bytes(frame.body)))
             else:
-                site, first, count = frame.args[:3]
-                stream.rank.rows(site, first, count, frame.body)
+                stream.rank.frame(table_of(frame), frame.body)
         summary = asdict(stream.rank.close())
         summary["counts"]["traced_steps"] = stream.trace.close()
     except Exception as error:  # whatever it is, the worker must not wait and localize must hear of it

@@ -85,10 +85,31 @@ class Recorder:
             try:
                 action(*args, **kwargs)
             except Exception as error:  # whatever it is, the run must not change
-                self._broken = True
-                self.errors.append(f"the observer stopped recording: {type(error).__name__}: {error}")
+                self._stop(error)
 
         return safely
+
+    def tap(self, sites: Sequence[str], draft: bool = False) -> Callable[..., None]:
+        """A function that records tensors [padded rows, ...], one for each of the sites; some may be None.
+
+        It does what `guarded` and `rows`, or `draft_rows`, do one by one, and costs less: some functions are
+        called in every layer of every step. Sites must be registered before; others are not recorded.
+        """
+        indices = tuple(self._index.get(site) for site in sites)
+
+        def record(*tensors: torch.Tensor | None) -> None:
+            if not self._broken:
+                try:
+                    self._sink.rows(indices, tensors, self._draft_rows if draft else self._rows)
+                except Exception as error:
+                    self._stop(error)
+
+        return record
+
+    def _stop(self, error: Exception) -> None:
+        """Note what went wrong; nothing is recorded any more."""
+        self._broken = True
+        self.errors.append(f"the observer stopped recording: {type(error).__name__}: {error}")
 
     # -- one step --------------------------------------------------------------------------------------
 
@@ -129,15 +150,18 @@ class Recorder:
 
     def rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record the real rows of a tensor [padded rows, ...]."""
-        if site in self._index:
-            self._sink.rows(self._index[site], tensor, self._rows)
+        self._send(site, tensor, self._rows)
 
     def logit_rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record a tensor that has one row for each row that feeds the logits."""
         if tensor.shape[0] != self._logit_rows:
             raise RuntimeError(f"{site} has {tensor.shape[0]} rows instead of {self._logit_rows}")
+        self._send(site, tensor, self._logit_rows)
+
+    def _send(self, site: str, tensor: torch.Tensor, count: int) -> None:
+        """Record the first `count` rows of a tensor, if its site is registered."""
         if site in self._index:
-            self._sink.rows(self._index[site], tensor, self._logit_rows)
+            self._sink.rows((self._index[site],), (tensor,), count)
 
     def forward_ended(self) -> None:
         """The target model and its logits are done; what follows is sampling, and drafting."""
@@ -173,15 +197,13 @@ class Recorder:
 
     def draft_rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record the real rows of a tensor of the draft step [padded rows, ...]."""
-        if site in self._index:
-            self._sink.rows(self._index[site], tensor, self._draft_rows)
+        self._send(site, tensor, self._draft_rows)
 
     def draft_logit_rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record a tensor that has one row for each request of the draft step."""
         if tensor.shape[0] != self._draft_logit_rows:
             raise RuntimeError(f"{site} has {tensor.shape[0]} rows instead of {self._draft_logit_rows}")
-        if site in self._index:
-            self._sink.rows(self._index[site], tensor, self._draft_logit_rows)
+        self._send(site, tensor, self._draft_logit_rows)
 
     def proposed(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """The draft tokens of this step: `tokens[i]` of `requests[i]`."""

@@ -1,4 +1,8 @@
-"""From tensors to frames of the ring."""
+"""From tensors to frames of the ring.
+
+A step has hundreds of small tensors: they share a frame, so that what a frame costs here and in the writer is
+paid once for all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,52 @@ import ctypes
 import json
 import math
 import os
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from localizer.wire.ring import MESSAGE, ROWS, Ring
+from localizer.wire.ring import ALIGN, ENTRY, MESSAGE, ROWS, Ring
 
-FEW_ROWS = 64
-"""Up to so many separate rows are copied one by one."""
+FRAME_BYTES = 1 << 20
+"""Room of a frame, unless the ring is so small that a quarter of it is less."""
+
+TOGETHER_BYTES = 128 << 10
+"""Rows of up to so many bytes are copied by one call with what lies between them."""
+
+_WORD = 8
+
+_copy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+"""`memmove` that keeps the interpreter lock, which takes longer to hand over than most of the copies."""
 
 
 class _Layout:
-    """Dtype, shape and contiguous strides of one row of a site; `width` in bytes."""
+    """How tensors lie in memory. Sites share it where they can: between taps caches grow cold.
+
+    Attributes:
+        shape, strides, dtype: of the whole tensor.
+        rows: its length.
+        width: bytes of a row.
+        pace: bytes from one row to the next.
+        plain: whether every row is contiguous and no two overlap, on the CPU.
+    """
+
+    __slots__ = ("dtype", "pace", "plain", "rows", "shape", "strides", "width")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype, self.shape, self.itemsize = tensor.dtype, tensor.shape[1:], tensor.element_size()
-        self.elements = math.prod(self.shape)
-        self.width = self.elements * self.itemsize
-        self.strides = tuple(math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
+        self.shape, self.strides, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
+        self.rows = self.shape[0]
+        row, itemsize = self.shape[1:], tensor.element_size()
+        contiguous = tuple(math.prod(row[axis + 1 :]) for axis in range(len(row)))
+        self.width, self.pace = math.prod(row) * itemsize, self.strides[0] * itemsize
+        self.plain = tensor.is_cpu and self.strides[1:] == contiguous and self.pace >= self.width > 0
 
 
 class Sink:
-    """The producing end of the ring, for tensors on the CPU."""
+    """The producing end of the ring, for tensors on the CPU. After an error nothing more may be sent."""
 
     def __init__(self, ring: Ring, writer_pid: int) -> None:
         self._ring = ring
@@ -35,57 +63,121 @@ class Sink:
         self._bytes = torch.frombuffer(ring.buffer, dtype=torch.uint8)
         self._address = self._bytes.data_ptr()
         self._layouts: dict[int, _Layout] = {}
-        self._largest = ring.capacity // 4
+        self._shared: dict[tuple[Any, ...], _Layout] = {}
+        # a frame has room for rows, and after them for its table
+        frame = min(FRAME_BYTES, ring.capacity // 4) // (8 * ALIGN) * (8 * ALIGN)
+        self._table_room = frame // 8
+        self._table_items = self._table_room // _WORD
+        self._most = frame - self._table_room
+        self._together = min(TOGETHER_BYTES, self._most // 4)
+        # the frame being filled: where its body begins in the ring, its room for rows, how much is used
+        self._body = self._room = self._used = 0
+        self._table: list[int] = []
         ring.attach()
 
     def message(self, **content: Any) -> None:
         """Send a JSON object."""
+        self.flush()
         body = json.dumps(content).encode()
-        offset = self._ring.reserve(MESSAGE, len(body), alive=self._writer_lives)
+        offset = self._ring.reserve(len(body), alive=self._writer_lives)
         self._ring.buffer[offset : offset + len(body)] = body
-        self._ring.commit()
+        self._ring.commit(MESSAGE, len(body))
 
-    def rows(self, site: int, tensor: torch.Tensor, count: int) -> None:
-        """Copy the first `count` rows of `tensor` [rows, ...] of a site; returns when they are copied.
+    def rows(self, sites: Sequence[int | None], tensors: Sequence[torch.Tensor | None], count: int) -> None:
+        """Copy the first `count` rows of tensors [rows, ...], one for each site; return when they are copied.
+
+        Where site or tensor is None there is nothing to copy.
+        Tensors whose memory overlaps or touches, such as columns of one tensor, are copied by one call.
 
         Raises:
-            ValueError: the tensor has fewer rows.
+            ValueError: a tensor has fewer rows.
             RingError: the writer is gone, failed or stuck, or one row is larger than the ring allows.
         """
-        layout = self._layouts.get(site)
-        shape = tensor.shape
-        if layout is None or tensor.dtype is not layout.dtype or shape[1:] != layout.shape:
-            layout = self._announce(site, tensor)
-        if shape[0] < count:
-            raise ValueError(f"a tensor of {shape[0]} rows came where {count} are scheduled")
-        step = max(1, self._largest // max(layout.width, 1))
+        if len(self._table) + ENTRY * len(sites) > self._table_items:
+            self.flush()
+        layouts = self._layouts
+        begin = end = 0  # the memory that is still to be copied to where the frame is used up to
+        for site, tensor in zip(sites, tensors, strict=True):
+            if site is None or tensor is None:
+                continue
+            layout = layouts.get(site)
+            if (
+                layout is None
+                or tensor.shape != layout.shape
+                or tensor.stride() != layout.strides
+                or tensor.dtype is not layout.dtype
+                or not tensor.is_cpu
+            ):
+                begin = end = self._move(begin, end)
+                layout = self._look(site, tensor)
+            if layout.rows < count:
+                raise ValueError(f"a tensor of {layout.rows} rows came where {count} are scheduled")
+            span = layout.pace * (count - 1) + layout.width
+            if count < 1 or not layout.plain or span > self._together:
+                begin = end = self._move(begin, end)
+                self._pack(site, tensor, count, layout)
+                continue
+            first = tensor.data_ptr()
+            if begin <= first <= end and first + span - begin <= self._together:
+                end = max(end, first + span)
+            else:
+                self._move(begin, end)
+                begin, end = first, first + span
+                if self._used + self._together > self._room:
+                    self._open(self._most)
+            self._table += (site, 0, count, layout.width, layout.pace, self._used + first - begin)
+        self._move(begin, end)
+
+    def _move(self, begin: int, end: int) -> int:
+        """Copy memory to the frame, if there is any; return 0."""
+        if end > begin:
+            _copy(self._address + self._body + self._used, begin, end - begin)
+            self._used += -(-(end - begin) // ALIGN) * ALIGN
+        return 0
+
+    def _pack(self, site: int, tensor: torch.Tensor, count: int, layout: _Layout) -> None:
+        """Copy rows of any size and order in memory, without what lies between them."""
+        width = layout.width
+        step = max(1, self._most // max(width, 1))
         for first in range(0, count, step):
             many = min(step, count - first)
-            offset = self._ring.reserve(
-                ROWS, many * layout.width, (site, first, many), alive=self._writer_lives
-            )
-            self._copy(tensor if many == count else tensor[first:], many, layout, offset)
-            self._ring.commit()
+            size = many * width
+            if not self._room or self._used + size > self._room:
+                self._open(max(self._most, size))
+            self._table += (site, first, many, width, width, self._used)
+            if layout.plain and layout.pace == width:
+                source = tensor.data_ptr() + first * width
+                _copy(self._address + self._body + self._used, source, size)
+            else:
+                start = self._body + self._used
+                room = self._bytes[start : start + size].view(tensor.dtype)
+                room.view(many, *layout.shape[1:]).copy_(tensor[first : first + many])
+            self._used += -(-size // ALIGN) * ALIGN
 
-    def _copy(self, tensor: torch.Tensor, count: int, layout: _Layout, offset: int) -> None:
-        """Copy rows into the ring; small ones without torch, whose calls cost more than the bytes."""
-        strides = tensor.stride()
-        rows = 1 if count == 1 or strides[0] == layout.elements else count
-        if tensor.is_cpu and strides[1:] == layout.strides and rows <= FEW_ROWS:
-            source, pace = tensor.data_ptr(), strides[0] * layout.itemsize
-            target, size = self._address + offset, count * layout.width // rows
-            for row in range(rows):
-                ctypes.memmove(target + row * size, source + row * pace, size)
-        else:
-            room = self._bytes[offset : offset + count * layout.width]
-            room.view(tensor.dtype).view(count, *layout.shape).copy_(tensor[:count])
+    def _open(self, room: int) -> None:
+        """Begin a frame with room for so many bytes of rows."""
+        self.flush()
+        room = -(-room // ALIGN) * ALIGN
+        self._body = self._ring.reserve(room + self._table_room, alive=self._writer_lives)
+        self._room = room
 
-    def _announce(self, site: int, tensor: torch.Tensor) -> _Layout:
-        """Tell the writer dtype and row shape of a site."""
-        layout = _Layout(tensor)
-        name = str(tensor.dtype).removeprefix("torch.")
-        self.message(type="layout", site=site, dtype=name, shape=list(layout.shape))
-        self._layouts[site] = layout
+    def flush(self) -> None:
+        """Hand over the frame being filled, if it holds anything."""
+        table, used = self._table, self._used
+        if table:
+            struct.pack_into(f"={len(table)}q", self._ring.buffer, self._body + used, *table)
+            self._ring.commit(ROWS, used + len(table) * _WORD, (len(table) // ENTRY, used))
+            self._table = []
+        self._room = self._used = 0
+
+    def _look(self, site: int, tensor: torch.Tensor) -> _Layout:
+        """Note how the tensors of a site lie in memory; tell the writer dtype and row shape if new."""
+        layout, known = _Layout(tensor), self._layouts.get(site)
+        if known is None or (layout.dtype, layout.shape[1:]) != (known.dtype, known.shape[1:]):
+            name = str(tensor.dtype).removeprefix("torch.")
+            self.message(type="layout", site=site, dtype=name, shape=list(layout.shape[1:]))
+        key = (layout.shape, layout.strides, layout.dtype, layout.plain)
+        self._layouts[site] = layout = self._shared.setdefault(key, layout)
         return layout
 
     def count(self, **counters: int) -> None:
@@ -94,6 +186,7 @@ class Sink:
 
     def close(self) -> None:
         """Say that nothing follows."""
+        self.flush()
         self._ring.close()
 
     def _writer_lives(self) -> bool:

@@ -100,14 +100,13 @@ def install(
     if not sites and level != MODULE:
         raise ValueError(f"no site matches {' or '.join(patterns)}")
     recorder.register(sites, absent, untapped)
-    known = frozenset(name for name, _ in sites)
 
     def in_target() -> bool:
         return recorder.recording and recorder.in_forward
 
-    _tap_layers(undo, tapped, "", known, recorder, recorder.rows, lambda: recorder.recording)
+    _tap_layers(undo, tapped, recorder, False, lambda: recorder.recording)
     if drafting:
-        _tap_layers(undo, draft_found, DRAFT, known, recorder, recorder.draft_rows, lambda: recorder.drafting)
+        _tap_layers(undo, draft_found, recorder, True, lambda: recorder.drafting)
     _tap_forward(recorder, undo, runner, auxiliary)
     tap_logits(recorder, undo, runner.model, (HIDDEN, LOGITS), recorder.logit_rows, in_target)
     if drafting:
@@ -146,43 +145,34 @@ def _absent(layers: Sequence[Boundary], prefix: str) -> dict[str, str]:
 def _tap_layers(
     undo: ExitStack,
     layers: Sequence[Boundary],
-    prefix: str,
-    sites: frozenset[str],
     recorder: Recorder,
-    rows: Callable[[str, torch.Tensor], None],
+    draft: bool,
     wanted: Callable[[], bool],
 ) -> None:
-    """Record what the ops of layers take and give through `rows` while `wanted()` holds."""
+    """Record what the ops of layers, of the target or of the draft, take and give while `wanted()` holds."""
     for layer in layers:
         for op in layer.ops:
-            _tap_op(undo, op, prefix + layer.name, sites, recorder, rows, wanted)
+            _tap_op(undo, op, (DRAFT if draft else "") + layer.name, recorder, draft, wanted)
 
 
 def _tap_op(
-    undo: ExitStack,
-    op: Op,
-    name: str,
-    sites: frozenset[str],
-    recorder: Recorder,
-    rows: Callable[[str, torch.Tensor], None],
-    wanted: Callable[[], bool],
+    undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool, wanted: Callable[[], bool]
 ) -> None:
     call = getattr(op.owner, op.method)
     order = list(inspect.signature(call).parameters)
+    rows = recorder.draft_rows if draft else recorder.rows
 
-    def arguments(which: Sequence[tuple[str, str]]) -> list[tuple[int, str, str]]:
-        named = [(order.index(parameter), parameter, f"{name}/{part}") for parameter, part in which]
-        return [item for item in named if item[2] in sites]
+    def taker(which: Sequence[tuple[str, str]]) -> Callable[[Any, Any], None]:
+        places = [(order.index(parameter), parameter) for parameter, _ in which]
+        record = recorder.tap([f"{name}/{part}" for _, part in which], draft)
 
-    before, after = arguments(op.before), arguments(op.after)
+        def take(args: Any, kwargs: Any) -> None:
+            record(*[args[index] if index < len(args) else kwargs.get(key) for index, key in places])
+
+        return take
+
+    before, after = taker(op.before), taker(op.after)
     returned = [f"{name}/{part}" for part in op.returned]
-
-    @recorder.guarded
-    def take(which: list[tuple[int, str, str]], args: Any, kwargs: Any) -> None:
-        for index, parameter, site in which:
-            tensor = args[index] if index < len(args) else kwargs.get(parameter)
-            if tensor is not None:
-                rows(site, tensor)
 
     @recorder.guarded
     def give(result: Any) -> None:
@@ -195,9 +185,9 @@ def _tap_op(
     def tapped(*args: Any, **kwargs: Any) -> Any:
         if not wanted():
             return call(*args, **kwargs)
-        take(before, args, kwargs)
+        before(args, kwargs)
         result = call(*args, **kwargs)
-        take(after, args, kwargs)
+        after(args, kwargs)
         if returned:
             give(result)
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ from localizer.store.schema import (
     VERIFY_ACCEPTED,
     VERIFY_REJECTED,
 )
-from localizer.wire.spec import ALL_ROWS, DRAFT_ROWS, LOGIT_ROWS
+from localizer.wire.spec import ALL_ROWS, DRAFT_ROWS, LOGIT_ROWS, TOKEN_ROWS
 
 COLUMNS: dict[str, np.dtype] = {
     "request": np.dtype(np.int32),
@@ -75,23 +75,20 @@ class Batch:
         return len(self.tokens)
 
 
-@dataclass
-class Part:
-    """Rows of one site that came in.
+@dataclass(frozen=True)
+class Stored:
+    """Rows of a site that are kept: their indices into the step, and their bytes, one after the other."""
 
-    Attributes:
-        rows: indices into the step; until the step ends, those of `draft_pass` index its proposing rows.
-        digests: of each row, one after the other.
-        data: the rows that are kept, in C order.
-        kept: which of `rows` they are.
-        draft_pass: the draft step of rows whose place in the step is known at its end, else 0.
-    """
-
-    rows: Sequence[int]
-    digests: bytes
+    rows: list[int]
     data: bytes
-    kept: Sequence[int]
-    draft_pass: int = 0
+
+    def only(self, which: Sequence[int]) -> Stored:
+        """Those of the rows at these indices."""
+        if len(which) == len(self.rows):
+            return self
+        width = len(self.data) // len(self.rows)
+        cut = [self.data[index * width : (index + 1) * width] for index in which]
+        return Stored([self.rows[index] for index in which], b"".join(cut))
 
 
 @dataclass
@@ -107,8 +104,8 @@ class Step:
         logit_rows: the target's rows that feed the logits; `feeding` is the same as a set.
         passes: for each draft step its batch, and where its rows start.
         proposing: for each draft step the row of each request from which it proposes; known at the end.
-        parts: what came in, by site.
-        covered: by (site, draft step) which rows came in.
+        deciding: the target's rows from which a token was taken; known at the end.
+        stored: what is kept of the rows that came in, by site.
     """
 
     number: int
@@ -120,22 +117,33 @@ class Step:
     feeding: set[int] = field(default_factory=set)
     passes: list[tuple[int, Batch, int]] = field(default_factory=list)
     proposing: list[list[int]] = field(default_factory=list)
-    parts: dict[int, list[Part]] = field(default_factory=dict)
-    covered: dict[tuple[int, int], list[range]] = field(default_factory=dict)
+    deciding: list[int] = field(default_factory=list)
+    stored: dict[int, list[Stored]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.prefix)
 
-    def expected_rows(self, which: str) -> Sequence[int] | None:
-        """Rows on which a site is expected now; None if they are known only at the end of the step."""
+    def expected_rows(self, which: str) -> Sequence[int]:
+        """Rows on which a site is expected of the batch under way.
+
+        Those from which a draft proposes are known at the end of the step: till then the first rows of the
+        draft step stand for them.
+        """
         if which == ALL_ROWS:
             return range(len(self.target))
         if which == LOGIT_ROWS:
             return self.logit_rows
-        if which == DRAFT_ROWS and self.passes:
-            start, batch, _ = self.passes[-1]
-            return range(start, start + len(batch))
-        return None
+        if which == TOKEN_ROWS:
+            return self.deciding
+        if not self.passes:
+            return ()
+        start, batch, _ = self.passes[-1]
+        return range(start, start + (len(batch) if which == DRAFT_ROWS else len(batch.spans)))
+
+    def proposals(self) -> Iterator[tuple[range, list[int]]]:
+        """For each draft step the rows that stood for those from which it proposes, and those, at the end."""
+        for (start, batch, _), rows in zip(self.passes, self.proposing, strict=True):
+            yield range(start, start + len(batch.spans)), rows
 
 
 @dataclass(frozen=True)
@@ -252,6 +260,7 @@ def finish(
         for row, token in zip(feeding, tokens, strict=False):
             if step.columns["logits"][row] == FEEDS_LOGITS:
                 step.columns["sampled"][row], step.columns["logits"][row] = token, DECIDES_TOKEN
+                step.deciding.append(row)
         rejected = max(drafts + 1 - max(len(tokens), 1), 0)
         if drafts:
             for index, row in enumerate(feeding):

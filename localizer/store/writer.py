@@ -15,9 +15,9 @@ import xxhash
 
 from localizer.store import steps, tensors
 from localizer.store.dtypes import NUMPY
+from localizer.store.grid import Grid
 from localizer.store.prefix import RequestPrefixes
 from localizer.store.schema import (
-    DECIDES_TOKEN,
     DIGEST,
     DIGEST_BYTES,
     JOURNAL,
@@ -26,8 +26,8 @@ from localizer.store.schema import (
     Site,
 )
 from localizer.store.selection import EVERYTHING, Selection, Selector
-from localizer.store.steps import COLUMNS, Batch, Known, Part, Step, StreamError
-from localizer.wire.spec import ALL_ROWS, DRAFT_LOGIT_ROWS, DRAFT_ROWS, TOKEN_ROWS
+from localizer.store.steps import COLUMNS, Batch, Known, Step, Stored, StreamError
+from localizer.wire.spec import ALL_ROWS, DRAFT_LOGIT_ROWS, DRAFT_ROWS, LOGIT_ROWS, TOKEN_ROWS
 
 SHARD_ROWS = 4096
 """A shard is closed after this many rows ..."""
@@ -38,6 +38,9 @@ SHARD_BYTES = 64 << 20
 ROW_INDEX = "#rows"
 """Suffix of the payload tensor that holds the row indices (within the shard) of a site's stored rows."""
 
+TARGET_KINDS, DRAFT_KINDS = (ALL_ROWS, LOGIT_ROWS), (DRAFT_LOGIT_ROWS, DRAFT_ROWS)
+ROW_KINDS = (*TARGET_KINDS, TOKEN_ROWS, *DRAFT_KINDS)
+"""Which rows sites can be expected on."""
 
 _UNKNOWN, _DROPPED = -1, -2
 """In place of a row's width: before its layout is known, and after it has changed."""
@@ -88,17 +91,21 @@ class RankWriter:
         self._selector = Selector(selection)
         self._payload: frozenset[str] | None = frozenset()
         self._sites: list[Site] = []
-        self._widths: list[int] = []
         self._seen_order: list[int] = []
+        # by site: bytes of a row, index into ROW_KINDS, whether rows are kept, how many came in
+        self._widths = self._kinds = self._recorded = np.zeros(0, np.int64)
+        self._keeps = np.zeros(0, np.bool_)
+        self._expected = dict.fromkeys(ROW_KINDS, 0)
         self._known = Known({}, {})
         self._step: Step | None = None
+        # rows of the step under way on which sites are expected, kind after kind; how many; where they begin
+        self._places = self._limits = self._starts = np.zeros(0, np.int64)
+        # the shard under way: its finished steps, their rows, digests, and bytes of payload
         self._done: list[Step] = []
         self._rows = 0
+        self._grid = Grid(SHARD_ROWS)
         self._bytes = 0
         self._shards = 0
-        self._expected: dict[int, int] = {}
-        self._recorded: dict[int, int] = {}
-        self._begun: dict[str, int] = {}
         self._counts = {
             "steps": 0,
             "rows": 0,
@@ -115,17 +122,18 @@ class RankWriter:
     def register(self, sites: Sequence[Site], payload: frozenset[str] | None) -> None:
         """Name the expected sites in model order, and those whose rows are kept (None keeps all)."""
         self._payload = payload
-        self._sites = list(sites)
-        self._widths = [_UNKNOWN] * len(sites)
-        self._expected = dict.fromkeys(range(len(sites)), 0)
-        self._recorded = dict.fromkeys(range(len(sites)), 0)
+        for site in sites:
+            self.add_site(site)
 
     def add_site(self, site: Site) -> None:
-        """Name one more site, reached for the first time; it is missing on all rows that came before."""
+        """Name one more site; one that is reached late is missing on all rows that came before."""
+        keep = self._payload is None or site.name in self._payload
         self._sites.append(site)
-        self._widths.append(_UNKNOWN)
-        self._expected[len(self._sites) - 1] = self._begun.get(site.rows, 0)
-        self._recorded[len(self._sites) - 1] = 0
+        self._widths = np.append(self._widths, _UNKNOWN)
+        self._kinds = np.append(self._kinds, ROW_KINDS.index(site.rows))
+        self._keeps = np.append(self._keeps, keep)
+        self._recorded = np.append(self._recorded, 0)
+        self._grid.reach(0, len(self._sites))
 
     def layout(self, site: int, dtype: str, shape: Sequence[int]) -> None:
         """Say dtype and row shape of a site, before its first rows; a site that changes them is dropped."""
@@ -187,82 +195,105 @@ class RankWriter:
         self._expect()
 
     def _expect(self) -> None:
-        """Count the rows that every site should have of the batch that has just begun."""
+        """Note the rows on which sites of each kind are expected, of the batch that has just begun."""
         step = self._step
         assert step is not None
-        drafting = bool(step.passes)
-        which = DRAFT_ROWS if drafting else ALL_ROWS
-        self._begun[which] = self._begun.get(which, 0) + len(step.expected_rows(which) or ())
-        for index, site in enumerate(self._sites):
-            if site.rows == DRAFT_LOGIT_ROWS and drafting:
-                self._expected[index] += len(step.passes[-1][1].spans)
-            elif (site.rows == DRAFT_ROWS) == drafting:
-                self._expected[index] += len(step.expected_rows(site.rows) or ())
+        rows = [step.expected_rows(kind) for kind in ROW_KINDS]
+        for kind in DRAFT_KINDS if step.passes else TARGET_KINDS:
+            self._expected[kind] += len(rows[ROW_KINDS.index(kind)])
+        self._limits = np.array([len(some) for some in rows])
+        self._starts = np.cumsum(self._limits) - self._limits
+        self._places = np.array([row for some in rows for row in some], np.int64)
+        self._grid.reach(self._rows + len(step), len(self._sites))
 
     def rows(self, site: int, first: int, count: int, data: memoryview) -> None:
         """Take `count` rows of a site in C order, from row `first` of those on which it is expected."""
-        step, what, width = self._step, self._sites[site], self._widths[site]
-        if width == _DROPPED:
-            return
-        if step is None or width == _UNKNOWN:
-            raise StreamError(f"rows of {what.name} came outside a step or before their layout")
-        if len(data) != width * count:
-            raise StreamError(
-                f"{count} rows of {what.name} should take {width * count} bytes, not {len(data)}"
-            )
-        every = step.expected_rows(what.rows)
-        limit = len(every) if every is not None else len(step.passes[-1][1].spans) if step.passes else 0
-        if first + count > limit:
-            raise StreamError(f"step {step.number} has no rows {first}..{first + count - 1} for {what.name}")
-        if not count:
-            return
-        key = site, len(step.passes) if what.rows in (DRAFT_ROWS, DRAFT_LOGIT_ROWS) else 0
-        covered = step.covered.setdefault(key, [])
-        if any(first < taken.stop and taken.start < first + count for taken in covered):
-            self.complain(f"{what.name} was reached more than once in a forward; the first time is kept")
-            return
-        covered.append(range(first, first + count))
-        if every is None:
-            self._record(step, site, range(first, first + count), data, len(step.passes))
+        width = len(data) // max(count, 1)
+        self.frame(np.array([[site, first, count, width, width, 0]]), data)
+
+    def frame(self, table: np.ndarray, body: memoryview) -> None:
+        """Take rows of several tensors.
+
+        Args:
+            table: an entry for each tensor, as `localizer.wire.ring.ROWS` describes it, int64.
+            body: the memory that the table points into.
+        """
+        if len(set(table[:, 0].tolist())) == len(table):
+            self._take(table, body)
         else:
-            self._record(step, site, every[first : first + count], data)
+            for number in range(len(table)):
+                self._take(table[number : number + 1], body)
+
+    def _take(self, table: np.ndarray, body: memoryview) -> None:
+        """Hash rows of tensors of different sites, and keep those that are wanted."""
+        step = self._step
+        widths = self._widths[table[:, 0]]
+        if (widths == _DROPPED).any():
+            table, widths = table[widths != _DROPPED], widths[widths != _DROPPED]
+        sites, first, count, width, pace, offset = table.T
+        kinds = self._kinds[sites]
+        beyond = offset + pace * (count - 1) + width > len(body)
+        if step is None or (beyond | (width != widths) | (first + count > self._limits[kinds])).any():
+            raise self._contradiction(table)
+        # from here on most arrays have an item for each row
+        entry = np.repeat(np.arange(len(table)), count)
+        ends = np.cumsum(count)
+        index = np.arange(len(entry)) - (ends - count)[entry]
+        column, rows = sites[entry], self._places[(self._starts[kinds] + first)[entry] + index]
+        twice = self._grid.present[self._rows + rows, column]
+        if twice.any():
+            for site in dict.fromkeys(column[twice].tolist()):
+                name = self._sites[site].name
+                self.complain(f"{name} was reached more than once in a forward; the first time is kept")
+            self._take(np.delete(table, entry[twice], 0), body)
+            return
+        begins = offset[entry] + index * pace[entry]
+        spans = zip(begins.tolist(), (begins + width[entry]).tolist(), strict=True)
+        cut = [body[begin:end] for begin, end in spans]
+        self._record(sites, count, column, rows, cut)
+        for number in np.flatnonzero(self._keeps[sites]).tolist():
+            span = slice(ends[number] - count[number], ends[number])
+            self._keep(step, int(sites[number]), rows[span].tolist(), cut[span])
 
     def _record(
-        self, step: Step, site: int, rows: Sequence[int], data: memoryview, draft_pass: int = 0
+        self,
+        sites: np.ndarray,
+        count: np.ndarray,
+        column: np.ndarray,
+        rows: np.ndarray,
+        cut: list[memoryview],
     ) -> None:
-        """Hash rows, those of the step named by `rows`, and keep them if they are wanted."""
-        if not self._recorded[site] and self._sites[site].rows != TOKEN_ROWS:  # tokens come out of order
-            self._seen_order.append(site)
-        count = len(rows)
-        width = len(data) // count
-        cut = [data[row * width : (row + 1) * width] for row in range(count)]
-        digests = b"".join(map(xxhash.xxh3_128_digest, cut))
-        self._recorded[site] += count
-        kept = range(count) if draft_pass and self._keeps(site) else self._kept(step, site, rows)
-        stored = bytes(data) if len(kept) == count else b"".join(cut[row] for row in kept)
-        self._bytes += len(stored)
-        step.parts.setdefault(site, []).append(Part(rows, digests, stored, kept, draft_pass))
+        """Hash rows; `sites` are different from each other and have `count` rows, `column` is their site."""
+        fresh = (self._recorded[sites] == 0) & (count > 0)
+        if fresh.any():
+            self._seen_order += sites[fresh].tolist()
+        self._recorded[sites] += count
+        self._grid.put(self._rows + rows, column, b"".join(map(xxhash.xxh3_128_digest, cut)))
 
-    def _settle(self, step: Step) -> None:
-        """Give the rows from which a draft proposed their places, and keep only those that are wanted."""
-        for site, parts in step.parts.items():
-            for part in parts:
-                if part.draft_pass:
-                    proposing = step.proposing[part.draft_pass - 1]
-                    part.rows = [proposing[index] for index in part.rows]
-                    kept = self._kept(step, site, part.rows)
-                    if part.kept and len(kept) < len(part.rows):
-                        width = len(part.data) // len(part.rows)
-                        part.data = b"".join(part.data[row * width : (row + 1) * width] for row in kept)
-                        part.kept = kept
+    def _contradiction(self, table: np.ndarray) -> StreamError:
+        """What is wrong with the first of the tensors that does not fit the step."""
+        for site, first, count, width, *_ in table.tolist():
+            what, known = self._sites[site], int(self._widths[site])
+            if self._step is None or known == _UNKNOWN:
+                return StreamError(f"rows of {what.name} came outside a step or before their layout")
+            if width != known:
+                return StreamError(
+                    f"{count} rows of {what.name} should take {known * count} bytes, not {width * count}"
+                )
+            if first + count > self._limits[ROW_KINDS.index(what.rows)]:
+                last = first + count - 1
+                return StreamError(f"step {self._step.number} has no rows {first}..{last} for {what.name}")
+        return StreamError("a table of rows points beyond its frame")
 
-    def _keeps(self, site: int) -> bool:
-        return self._payload is None or self._sites[site].name in self._payload
+    def _keep(self, step: Step, site: int, rows: list[int], cut: list[memoryview]) -> None:
+        """Keep the payload of the rows that are wanted; which of a draft's are is known at the end."""
+        if self._sites[site].rows != DRAFT_LOGIT_ROWS:
+            kept = self._kept(step, site, rows)
+            rows, cut = [rows[index] for index in kept], [cut[index] for index in kept]
+        step.stored.setdefault(site, []).append(Stored(rows, b"".join(cut)))
 
     def _kept(self, step: Step, site: int, rows: Sequence[int]) -> Sequence[int]:
-        """Which of the rows that came in for a site keep their payload."""
-        if not self._keeps(site):
-            return ()
+        """Which of the rows of a site keep their payload, as indices."""
         if self._selector.everything:
             return range(len(rows))
         columns, last = step.columns, self._sites[site].rows != ALL_ROWS
@@ -272,6 +303,19 @@ class RankWriter:
             if self._selector.wants(request, columns["position"][row], last or row in step.feeding):
                 kept.append(index)
         return kept
+
+    def _settle(self, step: Step) -> None:
+        """Give the rows from which a draft proposed their places, and keep only those that are wanted."""
+        places = dict(pair for before, after in step.proposals() for pair in zip(before, after, strict=True))
+        if not places:
+            return
+        before, after = self._rows + np.array([*places]), self._rows + np.array([*places.values()])
+        for site in np.flatnonzero(self._kinds == ROW_KINDS.index(DRAFT_LOGIT_ROWS)).tolist():
+            self._grid.move(site, before, after)
+            parts = step.stored.get(site, [])
+            for number, part in enumerate(parts):
+                rows = [places[row] for row in part.rows]
+                parts[number] = Stored(rows, part.data).only(self._kept(step, site, rows))
 
     def _name(self, internal: str) -> str:
         return self._requests[self._known.index[internal]]
@@ -293,6 +337,7 @@ class RankWriter:
         self._step = None
         self._done.append(step)
         self._rows += len(step)
+        self._bytes += sum(len(part.data) for parts in step.stored.values() for part in parts)
         self._counts["steps"] += 1
         self._counts["rows"] += len(step.target)
         self._counts["logit_rows"] += len(step.logit_rows)
@@ -301,14 +346,17 @@ class RankWriter:
 
     def _tokens(self, step: Step) -> None:
         """Record the decided tokens at the site for them, as int64."""
-        logits = step.columns["logits"]
-        deciding = [row for row in step.logit_rows if logits[row] == DECIDES_TOKEN]
-        for site, what in enumerate(self._sites):
-            if what.rows == TOKEN_ROWS and deciding:
+        rows = step.deciding
+        self._expected[TOKEN_ROWS] += len(rows)
+        data = memoryview(np.array([step.columns["sampled"][row] for row in rows], "<i8").tobytes())
+        cut = [data[start : start + 8] for start in range(0, len(data), 8)]
+        for site in np.flatnonzero(self._kinds == ROW_KINDS.index(TOKEN_ROWS)).tolist() if rows else ():
+            if self._widths[site] == _UNKNOWN:
                 self.layout(site, "int64", ())
-                self._expected[site] += len(deciding)
-                tokens = np.array([step.columns["sampled"][row] for row in deciding], "<i8")
-                self._record(step, site, deciding, memoryview(tokens.tobytes()))
+            self._recorded[site] += len(rows)
+            self._grid.put(self._rows + np.array(rows), site, b"".join(map(xxhash.xxh3_128_digest, cut)))
+            if self._keeps[site]:
+                self._keep(step, site, rows, cut)
 
     def complain(self, text: str) -> None:
         """Note something that makes the capture incomplete."""
@@ -325,8 +373,8 @@ class RankWriter:
         named = {self._sites[index].name: index for index in order}
         return Summary(
             [self._sites[index] for index in order],
-            {name: self._expected[index] for name, index in named.items()},
-            {name: self._recorded[index] for name, index in named.items()},
+            {name: self._expected[self._sites[index].rows] for name, index in named.items()},
+            {name: int(self._recorded[index]) for name, index in named.items()},
             dict(self._counts),
             list(self._complaints),
         )
@@ -347,29 +395,21 @@ class RankWriter:
         }
         table["prefix"] = np.frombuffer(b"".join(prefix for step in done for prefix in step.prefix), np.uint8)
         table["prefix"] = table["prefix"].reshape(total, DIGEST_BYTES)
-        digest = np.zeros((total, len(order), DIGEST_BYTES), np.uint8)
-        present = np.zeros((total, len(order)), np.bool_)
+        digests = self._grid.tensors(total, order)
+        self._grid = Grid(SHARD_ROWS)
+        self._grid.reach(0, len(self._sites))
         payload: dict[str, np.ndarray] = {}
-        for column, site in enumerate(order):
-            parts = _placed(done, site)
-            if parts:
-                rows = np.concatenate([rows for rows, _ in parts])
-                joined = b"".join(part.digests for _, part in parts)
-                digest[rows, column] = np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
-                present[rows, column] = True
-            stored = [(rows[list(part.kept)], part.data) for rows, part in parts if part.kept]
+        for site in order:
+            stored = _placed(done, site)
             if stored:
                 what = self._sites[site]
-                raw = np.frombuffer(b"".join(data for _, data in stored), NUMPY[what.dtype])
+                raw = np.frombuffer(b"".join(part.data for _, part in stored), NUMPY[what.dtype])
                 indices = np.concatenate([rows for rows, _ in stored])
                 payload[what.name] = raw.reshape(len(indices), *(what.shape or ()))
                 payload[what.name + ROW_INDEX] = indices
         self._shard("rows", number, table, {"kinds": KINDS})
         sites = [msgspec.to_builtins(self._sites[index]) for index in order]
-        bits = np.packbits(present, axis=1, bitorder="little")
-        self._shard(
-            "digests", number, {"digest": digest, "present": bits}, {"algorithm": DIGEST, "sites": sites}
-        )
+        self._shard("digests", number, digests, {"algorithm": DIGEST, "sites": sites})
         if payload:
             self._shard("payload", number, payload, {})
         self._rows = self._bytes = 0
@@ -382,12 +422,13 @@ class RankWriter:
         append_journal(self._folder, Shard(name=name, size=size, xxh3_128=digest))
 
 
-def _placed(done: Sequence[Step], site: int) -> list[tuple[np.ndarray, Part]]:
-    """What came in for a site, with the row indices within the shard."""
+def _placed(done: Sequence[Step], site: int) -> list[tuple[np.ndarray, Stored]]:
+    """What is kept of a site, with the row indices within the shard."""
     found, start = [], 0
     for step in done:
-        for part in step.parts.get(site, ()):
-            found.append((np.array(part.rows, np.int64) + start, part))
+        for part in step.stored.get(site, ()):
+            if part.rows:
+                found.append((np.array(part.rows, np.int64) + start, part))
         start += len(step)
     return found
 

@@ -2,7 +2,7 @@
 
 The ring lives in an anonymous memory file, so it disappears with the last process that maps it, however
 that process ends. Counters only grow; an offset is a counter modulo the capacity. Frames are contiguous and
-64-byte aligned, so that a tensor can be copied straight into one.
+64-byte aligned, so that tensors can be copied straight into one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ HOT_BYTES = 1 << 20
 _MAGIC, _CAPACITY, _HEAD, _TAIL, _CLOSED, _FAILED, _ATTACHED, _STEPS, _ROWS, _DUMMY = range(10)
 
 SKIP, MESSAGE, ROWS = 0, 1, 2
-"""Frame kinds: filler at the end of the ring; a JSON message; rows of one site in C order."""
+"""Frame kinds: filler at the end of the ring; a JSON message; rows of sites, and a table of them.
+
+The table consists of `ENTRY` signed 64-bit numbers for each tensor: site; index of its first row; count of
+rows; bytes of a row; bytes from one row to the next; where its first row begins in the body. A row is in C
+order. The frame's arguments are the number of tensors, and where the table begins in the body.
+"""
+
+ENTRY = 6
 
 _FRAME = struct.Struct("<II7Q")  # kind, unused, body length in bytes, six arguments
 
@@ -47,6 +54,11 @@ def create(capacity: int) -> int:
     with mmap.mmap(fd, CONTROL_BYTES) as control:
         struct.pack_into("<QQ", control, 0, MAGIC, capacity)
     return fd
+
+
+def _size(length: int) -> int:
+    """Bytes that a frame with a body of `length` bytes takes."""
+    return ALIGN + -(-length // ALIGN) * ALIGN
 
 
 @dataclass(frozen=True)
@@ -73,58 +85,77 @@ class Ring:
             raise RingError("this is not a localizer ring")
         self.capacity = int(self._words[_CAPACITY])
         self._lock = threading.Lock()  # taking it is a full memory fence on weakly ordered processors
-        self._reserved = 0
+        self._gap = self._room = 0
         self._head, self._tail = self._words[_HEAD], self._words[_TAIL]  # as the producer last saw them
 
     # -- producer --------------------------------------------------------------------------------------
 
     def reserve(
-        self,
-        kind: int,
-        length: int,
-        args: tuple[int, ...] = (),
-        *,
-        alive: Callable[[], bool] = lambda: True,
-        patience: float = 120.0,
+        self, length: int, *, alive: Callable[[], bool] = lambda: True, patience: float = 120.0
     ) -> int:
         """Wait for room for a frame and return the byte offset of its body in `buffer`.
 
         Args:
-            kind: frame kind.
-            length: body length in bytes; at most half the capacity, less the header.
-            args: up to six unsigned integers carried in the frame header.
+            length: most bytes that the body will have; at most half the capacity, less the header.
             alive: says whether the consumer still runs; asked while waiting.
             patience: seconds without any progress of the consumer after which waiting ends.
 
         Raises:
             RingError: the frame cannot fit, the consumer is gone, failed, or makes no progress.
         """
-        size = ALIGN + -(-length // ALIGN) * ALIGN
+        size = _size(length)
         if size > self.capacity // 2:
             raise RingError(f"a frame of {length} bytes does not fit a ring of {self.capacity} bytes")
         if self._words[_FAILED]:
             raise RingError("the writer has failed")
         offset = self._head % self.capacity
-        gap = 0
-        restart = offset > HOT_BYTES and offset >= size and self._words[_TAIL] == self._head
-        if offset + size > self.capacity or restart:  # offset >= size: gap and frame fit together
-            gap = self.capacity - offset
+        if offset > HOT_BYTES and self._words[_TAIL] == self._head:
+            self._start_again(self.capacity - offset)
+            offset = 0
+        gap = self.capacity - offset if offset + size > self.capacity else 0
         if self._head + gap + size - self._tail > self.capacity:
             self._wait_for_room(self._head + gap + size, alive, patience)
         if gap:
-            _FRAME.pack_into(self._map, CONTROL_BYTES + offset, SKIP, 0, gap, 0, 0, 0, 0, 0, 0)
-            offset = 0
-        _FRAME.pack_into(self._map, CONTROL_BYTES + offset, kind, 0, length, *(*args, 0, 0, 0, 0, 0, 0)[:6])
-        self._reserved = gap + size
-        return CONTROL_BYTES + offset + ALIGN
+            self._skip(offset, gap)
+        self._gap, self._room = gap, length
+        return CONTROL_BYTES + (self._head + gap) % self.capacity + ALIGN
 
-    def commit(self) -> None:
-        """Hand the reserved frame to the consumer."""
+    def commit(self, kind: int, length: int, args: tuple[int, ...] = ()) -> None:
+        """Hand the reserved frame to the consumer.
+
+        Args:
+            kind: frame kind.
+            length: bytes of the body, not more than were reserved.
+            args: up to six unsigned integers carried in the frame header.
+        """
+        if length > self._room:
+            raise ValueError(f"a frame of {length} bytes in room for {self._room}")
+        start = self._head + self._gap
+        offset = CONTROL_BYTES + start % self.capacity
+        _FRAME.pack_into(self._map, offset, kind, 0, length, *(*args, 0, 0, 0, 0, 0, 0)[:6])
         with self._lock:
             pass
-        self._head += self._reserved
+        self._head = start + _size(length)
         self._words[_HEAD] = self._head
-        self._reserved = 0
+        self._gap = self._room = 0
+
+    def _skip(self, offset: int, gap: int) -> None:
+        _FRAME.pack_into(self._map, CONTROL_BYTES + offset, SKIP, 0, gap, 0, 0, 0, 0, 0, 0)
+
+    def _start_again(self, gap: int) -> None:
+        """Go to the start of an empty ring, and let the consumer be there already.
+
+        One that looks between the two steps finds a frame to skip; one that looked before them sees that
+        the tail has moved. So the rest of the ring does not count as used until the consumer looks next.
+        """
+        self._skip(self._head % self.capacity, gap)
+        with self._lock:
+            pass
+        self._head += gap
+        self._words[_HEAD] = self._head
+        with self._lock:
+            pass
+        self._words[_TAIL] = self._tail = self._head
 
     def _wait_for_room(self, head: int, alive: Callable[[], bool], patience: float) -> None:
         """Wait until a frame that ends at `head` fits; the consumer's tail is looked at only here."""
@@ -149,8 +180,16 @@ class Ring:
 
     # -- consumer --------------------------------------------------------------------------------------
 
-    def frames(self, stop: Callable[[], bool], pause: float = 0.02) -> Iterator[Frame]:
-        """Yield frames until the producer closed the ring, or `stop()` holds and the ring is empty."""
+    def frames(self, stop: Callable[[], bool], pause: float = 0.02, linger: float = 0.1) -> Iterator[Frame]:
+        """Yield frames until the producer closed the ring, or `stop()` holds and the ring is empty.
+
+        Args:
+            stop: says whether nothing more will come.
+            pause: seconds between looks at an empty ring.
+            linger: seconds for which a little is left to become more. To begin costs the consumer, whose
+                memory is not cached any more, about as much as a step's rows do.
+        """
+        enough = min(HOT_BYTES, self.capacity // 8)
         while True:
             tail = self._words[_TAIL]
             if tail == self._words[_HEAD]:
@@ -159,19 +198,28 @@ class Ring:
                 if tail == self._words[_HEAD]:
                     if done:
                         return
+                    until = time.monotonic() + linger
                     time.sleep(pause)
+                    while self._words[_HEAD] - self._words[_TAIL] < enough and time.monotonic() < until:
+                        if self._words[_CLOSED] or stop():
+                            break
+                        time.sleep(pause)
                     continue
             with self._lock:
                 pass
             offset = CONTROL_BYTES + tail % self.capacity
             kind, _, length, *args = _FRAME.unpack_from(self._map, offset)
+            with self._lock:
+                pass
+            if self._words[_TAIL] != tail:  # the producer has started again, and that was no frame
+                continue
             if kind == SKIP:
                 self._words[_TAIL] = tail + length
                 continue
             body = offset + ALIGN
             with self.buffer[body : body + length] as view:
                 yield Frame(kind, tuple(args), view)
-            self._words[_TAIL] = tail + ALIGN + -(-length // ALIGN) * ALIGN
+            self._words[_TAIL] = tail + _size(length)
 
     def fail(self) -> None:
         """Tell the producer that nothing more will be taken."""

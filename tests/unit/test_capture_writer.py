@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -36,13 +37,19 @@ class Worker:
     def say(self, **content: Any) -> None:
         self.put(MESSAGE, json.dumps(content).encode())
 
-    def rows(self, site: int, array: np.ndarray, first: int = 0) -> None:
-        self.put(ROWS, array.tobytes(), (site, first, len(array)))
+    def rows(self, *arrays: tuple[int, np.ndarray]) -> None:
+        """Rows of several sites in one frame."""
+        body, table = b"", b""
+        for site, array in arrays:
+            width = array.nbytes // len(array)
+            table += struct.pack("=6q", site, 0, len(array), width, width, len(body))
+            body += array.tobytes()
+        self.put(ROWS, body + table, (len(arrays), len(body)))
 
     def put(self, kind: int, body: bytes, args: tuple[int, ...] = ()) -> None:
-        offset = self.ring.reserve(kind, len(body), args, patience=0.1)
+        offset = self.ring.reserve(len(body), patience=0.1)
         self.ring.buffer[offset : offset + len(body)] = body
-        self.ring.commit()
+        self.ring.commit(kind, len(body), args)
 
     def begin(self) -> None:
         """Sites, layouts and the only round of a workload with one request."""
@@ -58,9 +65,11 @@ class Worker:
             type="step", step=number, requests=["0-abc"], counts=[len(tokens)],
             tokens=tokens, positions=positions, logits=[1],
         )  # fmt: skip
-        self.rows(0, np.array(tokens, np.int32))
-        self.rows(1, np.full((len(tokens), 2), number, np.uint16))
-        self.rows(2, np.full((1, 3), number, np.float32))
+        self.rows(
+            (0, np.array(tokens, np.int32)),
+            (1, np.full((len(tokens), 2), number, np.uint16)),
+            (2, np.full((1, 3), number, np.float32)),
+        )
         self.say(type="end", sampled={"0-abc": sampled})
 
 
@@ -139,14 +148,14 @@ def test_a_source_that_was_killed_leaves_what_it_sent(worker: Worker, folder: Pa
         (MESSAGE, b'{"type": "round"}', "KeyError: 'names'"),
         (MESSAGE, b'{"type": "round", "names": {"a": "r99.00"}}', "KeyError: 'r99.00'"),
         (MESSAGE, b"{", "JSONDecodeError"),
-        (ROWS, b"", "outside a step"),
+        (ROWS, struct.pack("=6q", 0, 0, 1, 4, 4, 0), "outside a step"),
     ],
 )
 def test_a_stream_that_makes_no_sense_ends_the_writer(
     worker: Worker, folder: Path, kind: int, body: bytes, reason: str
 ) -> None:
     worker.begin()
-    worker.put(kind, body)
+    worker.put(kind, body, (1, 0))
     result = serve(worker, folder)
     assert (result["event"], result["what"]) == ("failed", "stream")
     assert reason in result["reason"]

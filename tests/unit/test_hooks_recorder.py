@@ -28,8 +28,10 @@ class Notes:
     def message(self, **content: Any) -> None:
         self.messages.append(content)
 
-    def rows(self, site: int, tensor: Any, count: int) -> None:
-        self.taken.append((SITES[site], tensor[:count].tolist()))
+    def rows(self, sites: Any, tensors: Any, count: int) -> None:
+        for site, tensor in zip(sites, tensors, strict=True):
+            if site is not None and tensor is not None:
+                self.taken.append((SITES[site], tensor[:count].tolist()))
 
     def count(self, **counters: int) -> None:
         self.counts.append(counters)

@@ -28,9 +28,9 @@ def ends():
 
 
 def put(ring: Ring, body: bytes, kind: int = ROWS, args: tuple[int, ...] = (), **how: object) -> None:
-    offset = ring.reserve(kind, len(body), args, **how)
+    offset = ring.reserve(len(body), **how)
     ring.buffer[offset : offset + len(body)] = body
-    ring.commit()
+    ring.commit(kind, len(body), args)
 
 
 def take(ring: Ring) -> list[tuple[int, tuple[int, ...], bytes]]:
@@ -58,7 +58,7 @@ def pass_through(sizes: list[int], dawdle: list[bool]) -> None:
     received: list[tuple[int, bytes]] = []
 
     def consume() -> None:
-        for frame in consumer.frames(lambda: False, pause=0.0001):
+        for frame in consumer.frames(lambda: False, pause=0.0001, linger=0):
             if dawdle[len(received) % len(dawdle)]:
                 threading.Event().wait(0.0005)  # lets the ring fill up
             received.append((frame.args[0], bytes(frame.body)))
@@ -87,8 +87,8 @@ def test_capacity_is_rounded_up(capacity: int) -> None:
 def test_bodies_are_aligned(ends: tuple[Ring, Ring]) -> None:
     producer, consumer = ends
     for size in (1, 63, 64, 65, 0, 200):
-        assert producer.reserve(ROWS, size) % ALIGN == 0
-        producer.commit()
+        assert producer.reserve(size) % ALIGN == 0
+        producer.commit(ROWS, size)
     assert [len(body) for _, _, body in take(consumer)] == [1, 63, 64, 65, 0, 200]
 
 
@@ -101,10 +101,24 @@ def test_arguments_and_kinds_arrive(ends: tuple[Ring, Ring]) -> None:
 
 def test_what_is_not_committed_is_not_seen(ends: tuple[Ring, Ring]) -> None:
     producer, consumer = ends
-    producer.reserve(ROWS, 10)
+    producer.reserve(10)
     assert take(consumer) == []
     put(producer, b"second")
     assert [body for _, _, body in take(consumer)] == [b"second"]
+
+
+def test_a_frame_may_be_shorter_than_its_room(ends: tuple[Ring, Ring]) -> None:
+    """What was reserved and not used is used by the next frame, at the end of the ring too."""
+    producer, consumer = ends
+    sent = [bytes([size]) * size for size in (0, 1, 64, 65, 200, 100, 90, 64, 10, 200, 200, 200, 7)]
+    for body in sent:
+        offset = producer.reserve(900)
+        producer.buffer[offset : offset + len(body)] = body
+        producer.commit(ROWS, len(body))
+        assert [found for _, _, found in take(consumer)] == [body]
+    producer.reserve(10)
+    with pytest.raises(ValueError, match="room for 10"):
+        producer.commit(ROWS, 11)
 
 
 def test_a_frame_is_taken_only_after_it_was_used(ends: tuple[Ring, Ring]) -> None:
@@ -120,7 +134,7 @@ def test_a_frame_is_taken_only_after_it_was_used(ends: tuple[Ring, Ring]) -> Non
 
 def test_a_frame_larger_than_half_the_ring_is_refused(ends: tuple[Ring, Ring]) -> None:
     with pytest.raises(RingError, match="does not fit"):
-        ends[0].reserve(ROWS, CAPACITY // 2)
+        ends[0].reserve(CAPACITY // 2)
 
 
 def fill(producer: Ring) -> None:
@@ -176,10 +190,86 @@ def test_an_empty_ring_is_used_from_its_start_again(
     producer, consumer = ends
     offsets = []
     for _ in range(6):
-        offsets.append(producer.reserve(ROWS, ALIGN) - rings.CONTROL_BYTES - ALIGN)
-        producer.commit()
+        offsets.append(producer.reserve(ALIGN) - rings.CONTROL_BYTES - ALIGN)
+        producer.commit(ROWS, ALIGN)
         take(consumer)
     assert offsets == 3 * [0, 2 * ALIGN]
+
+
+def test_to_start_again_takes_no_room(ends: tuple[Ring, Ring], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer sleeps: what it has already taken must not be waited for."""
+    monkeypatch.setattr(rings, "HOT_BYTES", 3 * ALIGN)
+    producer, consumer = ends
+    for number in range(20):
+        sent = [bytes([number, size]) * size * ALIGN for size in (2, 3, 4)]
+        for body in sent:
+            put(producer, body, patience=0)
+        assert [body for _, _, body in take(consumer)] == sent
+
+
+def test_a_consumer_may_look_while_the_ring_starts_again(
+    ends: tuple[Ring, Ring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two steps, and with a tail that it read before them."""
+    monkeypatch.setattr(rings, "HOT_BYTES", ALIGN)
+    producer, consumer = ends
+    found: list[bytes] = []
+    fence = producer._lock
+
+    class Look:
+        """A lock that lets the consumer look whenever the producer takes it."""
+
+        def __enter__(self) -> None:
+            fence.acquire()
+            found.extend(body for _, _, body in take(consumer))
+
+        def __exit__(self, *_: object) -> None:
+            fence.release()
+
+    producer._lock = Look()  # type: ignore[assignment]
+    sent = [bytes([number]) * 100 for number in range(100)]
+    for body in sent:
+        put(producer, body, patience=0)
+    assert found + [body for _, _, body in take(consumer)] == sent
+
+    producer._lock = fence
+    unpack, moved = rings._FRAME.unpack_from, []
+
+    class Late:
+        """Reads a header only after the producer has started again and overwritten it."""
+
+        size, pack_into = rings._FRAME.size, rings._FRAME.pack_into
+
+        @staticmethod
+        def unpack_from(buffer: object, offset: int) -> object:
+            if not moved:
+                moved.append(offset)
+                producer._words[rings._TAIL] = consumer._words[rings._HEAD]
+                return 77, 0, 1 << 40, 0, 0, 0, 0, 0, 0
+            return unpack(buffer, offset)
+
+    put(producer, b"passed over", patience=0)
+    monkeypatch.setattr(rings, "_FRAME", Late)
+    assert take(consumer) == []
+    put(producer, b"taken", patience=0)
+    assert [body for _, _, body in take(consumer)] == [b"taken"]
+
+
+def test_a_little_is_left_to_become_more(ends: tuple[Ring, Ring]) -> None:
+    producer, consumer = ends
+    looks: list[int] = []
+
+    def stop() -> bool:
+        looks.append(len(looks))
+        if len(looks) in (2, 4):
+            put(producer, bytes(10))  # two of these are an eighth of the ring
+        assert len(looks) < 1000
+        return len(looks) > 8
+
+    received = []
+    for frame in consumer.frames(stop, pause=0, linger=60):
+        received.append((len(looks), len(frame.body)))
+    assert received == [(4, 10), (4, 10)]
 
 
 @pytest.mark.parametrize("before", range(0, CAPACITY, ALIGN))

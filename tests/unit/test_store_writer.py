@@ -257,6 +257,53 @@ def test_a_stream_that_contradicts_itself_is_refused(
         stream(rank)
 
 
+def entries(*rows: Sequence[int]) -> np.ndarray:
+    return np.array(rows, np.int64)
+
+
+def test_a_frame_of_rows_that_lie_apart(folder: Path, rank: RankWriter) -> None:
+    """Rows of two sites lie between each other, in the order in which the table names them."""
+    body = data([1, 1], [7, 7], [2, 2], [9, 9])
+    begun(rank).frame(entries([0, 0, 2, 8, 16, 0], [1, 0, 1, 8, 8, 24]), body)
+    rank.end_step({"x": [5]})
+    summary = rank.close()
+    assert summary.recorded == {"a/all": 2, "b/logits": 1, "c/tokens": 1}
+    capture = Capture(folder)
+    kept = [capture.row_payload(site, row) for site, row in (("a/all", 0), ("a/all", 1), ("b/logits", 1))]
+    assert [None if row is None else row.tolist() for row in kept] == [[1, 1], [2, 2], [9, 9]]
+    assert bytes(capture.table.digest[1, 1]) == xxhash.xxh3_128_digest(data([9, 9]))
+
+
+def test_a_frame_may_name_a_site_twice(folder: Path, rank: RankWriter) -> None:
+    """Parts of its rows; the second time for the same rows is not kept, and the other rows are."""
+    body = data([1, 1], [2, 2], [3, 3])
+    begun(rank).frame(entries([0, 1, 1, 8, 8, 8], [0, 0, 1, 8, 8, 0], [0, 0, 1, 8, 8, 16]), body)
+    rank.frame(entries([0, 0, 1, 8, 8, 16], [1, 0, 1, 8, 8, 16]), body)
+    rank.end_step({})
+    summary = rank.close()
+    assert summary.complaints == ["a/all was reached more than once in a forward; the first time is kept"]
+    assert (summary.recorded["a/all"], summary.recorded["b/logits"]) == (2, 1)
+    assert Capture(folder).table.present[:, 0].tolist() == [True, True]
+
+
+def test_a_table_that_points_beyond_its_frame_is_refused(rank: RankWriter) -> None:
+    with pytest.raises(StreamError, match="beyond its frame"):
+        begun(rank).frame(entries([0, 0, 2, 8, 16, 8]), data([1, 1], [2, 2], [3, 3]))
+
+
+def test_a_site_may_be_added_during_a_step(folder: Path, rank: RankWriter) -> None:
+    begun(rank).rows(0, 0, 2, data([0, 0], [1, 1]))
+    rank.add_site(Site(name="d/late", rows="all"))
+    rank.layout(3, "float32", (2,))
+    rank.rows(3, 0, 2, data([5, 5], [6, 6]))
+    rank.end_step({})
+    summary = rank.close()
+    assert summary.expected["d/late"] == summary.recorded["d/late"] == 2
+    table = Capture(folder).table
+    assert bytes(table.digest[1, 3]) == xxhash.xxh3_128_digest(data([6, 6]))
+    assert [site.name for site in summary.sites] == ["a/all", "b/logits", "c/tokens", "d/late"]
+
+
 def begun(rank: RankWriter) -> RankWriter:
     """In a step of two rows, the second of which feeds the logits."""
     rank.begin_step(0, ["x"], [2], [1, 2], [0, 1], [1])
