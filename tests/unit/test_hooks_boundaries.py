@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from notes import Notes
 
 torch = pytest.importorskip("torch")
 
@@ -129,23 +130,6 @@ def test_the_decoder_layer_of_a_name(name: str, home: str) -> None:
     assert block(name) == home
 
 
-class Notes:
-    """Stands in for the sink."""
-
-    def __init__(self) -> None:
-        self.sites: list[str] = []
-        self.taken: dict[str, Any] = {}
-
-    def message(self, **content: Any) -> None:
-        if content["type"] == "sites":
-            self.sites = [name for name, _ in content["sites"]]
-
-    def rows(self, site: int, tensor: Any, count: int) -> None:
-        self.taken[self.sites[site]] = tensor[:count].clone()
-
-    def count(self, **counters: int) -> None: ...
-
-
 class Model(Module):
     """Runs what the test hands it once the inputs are there."""
 
@@ -176,7 +160,7 @@ def recorded(layer: Any, call: Any) -> dict[str, Any]:
     )
     model(torch.tensor([1, 2, 0]), torch.tensor([0, 1, 0]))
     assert recorder.errors == []
-    return {site.rpartition("/")[2]: rows for site, rows in notes.taken.items()}
+    return {site.rpartition("/")[2]: rows for site, rows in notes.taken}
 
 
 def test_what_experts_take_choose_and_give_is_recorded() -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from notes import Notes
 
 torch = pytest.importorskip("torch")
 
@@ -155,33 +156,6 @@ class Runner:
 
     def sample_tokens(self) -> Any:
         return SimpleNamespace(req_ids=["a", "b"], sampled_token_ids=[[1], [2]])
-
-
-class Notes:
-    """Stands in for the sink."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.taken: list[tuple[str, Any]] = []
-        self.absent: dict[str, str] = {}
-
-    def message(self, **content: Any) -> None:
-        if content["type"] == "sites":
-            self.names += [name for name, _ in content["sites"]]
-            self.absent |= content["not_applicable"]
-        elif content["type"] == "site":
-            self.names.append(content["name"])
-        elif content["type"] == "absent":
-            self.absent |= content["sites"]
-
-    def rows(self, site: int, tensor: Any, count: int) -> None:
-        self.taken.append((self.names[site], tensor[:count].clone()))
-
-    def count(self, **counters: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 STEP = SimpleNamespace(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from notes import Notes
 
 torch = pytest.importorskip("torch")
 
@@ -69,25 +70,6 @@ class Runner:
 
     def sample_tokens(self) -> Any:
         return SimpleNamespace(req_ids=["a", "b"], sampled_token_ids=[[1], [2]])
-
-
-class Notes:
-    """Stands in for the sink."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.taken: list[tuple[str, Any]] = []
-
-    def message(self, **content: Any) -> None:
-        self.messages.append(content)
-
-    def rows(self, sites: Any, tensors: Any, count: int) -> None:
-        for site, tensor in zip(sites, tensors, strict=True):
-            if site is not None and tensor is not None:
-                self.taken.append((self.messages[0]["sites"][site][0], tensor[:count].clone()))
-
-    def count(self, **counters: int) -> None:
-        pass
 
 
 STEP = SimpleNamespace(
