@@ -20,6 +20,12 @@ SPECULATING = Plan(
 )
 
 
+CODE = {
+    attention(1, part): f"vllm/model_executor/models/llama.py:{line} LlamaAttention.forward"
+    for line, part in enumerate(("query", "key", "value", "output"), 229)
+}
+
+
 def _flipped() -> dict[str, object]:
     """The query of layer 18 differs by one unit, then everything below it, until the argmax flips."""
     changes = {
@@ -35,7 +41,10 @@ def _flipped() -> dict[str, object]:
 
 CASES: dict[str, tuple[Plan, dict[str, object]]] = {
     "diverged": (BASE, _flipped() | {"engine": {"block_size": 32}, "overlay": {"v1/attention.py": "ab12"}}),
-    "attention": (Plan(repeats=2), {"changes": {("r01.00", 4, attention(1, "output")): put(float("nan"))}}),
+    "attention": (
+        Plan(repeats=2, manifested={"code": CODE}),
+        {"changes": {("r01.00", 4, attention(1, "output")): put(float("nan"))}},
+    ),
     "identical": (BASE, {}),
     "tokens": (Plan(only_tokens=True), {"outputs": {"r01.01": [2, 15, 15, 15]}}),
     "killed": (Plan(), {"manifest": False, "absent": frozenset({("r01.00", 5, attention(2, "key"))})}),

@@ -68,6 +68,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         coverage=coverage,
         not_applicable=written.get("not_applicable", {}),
         untapped=written.get("untapped", {}),
+        code=written.get("code", {}),
         counts={
             **written.get("counts", {}),
             "dummy_forwards": sum(worker["dummies"] for worker in workers),

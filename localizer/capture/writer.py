@@ -81,6 +81,8 @@ class Stream:
         self._choice = observer.payload
         self.not_applicable: dict[str, str] = {}
         self.untapped: dict[str, str] = {}
+        self.code: dict[str, str] = {}
+        self._names: list[str] = []
         chosen = selection.parse(observer.rows, observer.transactions, set(capture.requests))
         self.rank = RankWriter(folder, rank, capture.requests, prompts, chosen)
         self.trace = TraceWriter(folder, rank, capture.requests)
@@ -92,14 +94,18 @@ class Stream:
                 sites = [Site(name=name, rows=rows) for name, rows in content["sites"]]
                 self.not_applicable = content["not_applicable"]
                 self.untapped = content.get("untapped", {})
+                self._names += [site.name for site in sites]
                 self.rank.register(sites, payload_sites(sites, self._choice))
             case "site":
                 site = Site(name=content["name"], rows=content["rows"])
                 self.rank.add_site(site)
+                self._names.append(site.name)
             case "absent":
                 self.not_applicable.update(content["sites"])
             case "layout":
                 self.rank.layout(content["site"], content["dtype"], content["shape"])
+                if content["code"]:
+                    self.code.setdefault(self._names[content["site"]], content["code"])
             case "round":
                 self.rank.round(content["names"])
                 self.trace.round(content["names"])
@@ -152,7 +158,7 @@ def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
         return {"event": "failed", **_why(error)}
     summary["sites"] = msgspec.to_builtins(summary["sites"])
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    absent = {"not_applicable": stream.not_applicable, "untapped": stream.untapped}
+    absent = {"not_applicable": stream.not_applicable, "untapped": stream.untapped, "code": stream.code}
     return {"event": "written", "peak_memory": memory, **absent, **summary}
 
 

@@ -95,6 +95,9 @@ class Localizer:
         self._order = causal_order(candidate, alignment, comparison.differ)
         self._feeding = Feeding(candidate, parent, alignment)
         self._positions = 0
+        self._code: dict[str, str] = {}
+        for capture in (parent, candidate):
+            self._code |= capture.manifest.code if capture.manifest is not None else {}
         self._all_layers = all(
             capture.open.observer.layers == "all" and not (capture.manifest and capture.manifest.untapped)
             for capture in (candidate, parent)
@@ -218,7 +221,12 @@ class Localizer:
             kind=KINDS[self._candidate.table.columns["kind"][row]],
             step=step,
             site=name,
-            segment=Segment(after=None if start is None else start.name, before=name),
+            segment=Segment(
+                after=None if start is None else start.name,
+                before=name,
+                after_code=None if start is None else self._code.get(start.name),
+                before_code=self._code.get(name),
+            ),
             blame=blame,
             class_=detail.class_,
             elements_differ=detail.elements_differ,

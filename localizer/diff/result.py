@@ -88,10 +88,16 @@ class Tokens(Record, frozen=True, kw_only=True):
 
 
 class Segment(Record, frozen=True, kw_only=True):
-    """The code between two sites: `after` is equal (None: nothing upstream compared), `before` differs."""
+    """The code between two sites: `after` is equal (None: nothing upstream compared), `before` differs.
+
+    `after_code` and `before_code` are file, line and function of vLLM's source where the two pass, in the
+    candidate or else in the parent; None where neither knows.
+    """
 
     after: str | None
     before: str
+    after_code: str | None = None
+    before_code: str | None = None
 
 
 class Unobserved(Record, frozen=True, kw_only=True):

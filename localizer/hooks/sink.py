@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from localizer.hooks.callsite import call_site
 from localizer.wire.ring import ALIGN, ENTRY, MESSAGE, ROWS, Ring
 
 FRAME_BYTES = 1 << 20
@@ -171,11 +172,11 @@ class Sink:
         self._room = self._used = 0
 
     def _look(self, site: int, tensor: torch.Tensor) -> _Layout:
-        """Note how the tensors of a site lie in memory; tell the writer dtype and row shape if new."""
+        """Note how the tensors of a site lie in memory; tell the writer dtype, row shape and code if new."""
         layout, known = _Layout(tensor), self._layouts.get(site)
         if known is None or (layout.dtype, layout.shape[1:]) != (known.dtype, known.shape[1:]):
             name = str(tensor.dtype).removeprefix("torch.")
-            self.message(type="layout", site=site, dtype=name, shape=list(layout.shape[1:]))
+            self.message(type="layout", site=site, dtype=name, shape=list(layout.shape[1:]), code=call_site())
         key = (layout.shape, layout.strides, layout.dtype, layout.plain)
         self._layouts[site] = layout = self._shared.setdefault(key, layout)
         return layout

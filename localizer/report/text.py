@@ -39,6 +39,8 @@ def document(result: Result) -> Iterator[Block]:
     first = result.first
     if first is not None:
         yield Line(wording.blame(first))
+        if code := wording.code(first.segment):
+            yield Line(code)
         yield Line(wording.elements(first))
         if first.parent_request != first.request:
             theirs = f"request {clean(first.parent_request)}, step {first.parent_step}"

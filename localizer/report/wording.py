@@ -18,7 +18,17 @@ from localizer.diff.places import (
     Place,
     place,
 )
-from localizer.diff.result import DIVERGED, IDENTICAL, Finding, Logits, Reason, Result, Tokens, TopTwo
+from localizer.diff.result import (
+    DIVERGED,
+    IDENTICAL,
+    Finding,
+    Logits,
+    Reason,
+    Result,
+    Segment,
+    Tokens,
+    TopTwo,
+)
 from localizer.report import speculation
 from localizer.report.counts import count
 from localizer.report.safe import clean
@@ -148,6 +158,14 @@ def blame(finding: Finding) -> str:
     what = f"the code between {site(after)} and {site(before)}"
     inside = _pieces(after, before, finding)
     return f"{equal}{what}{': ' if inside else ''}{_either(inside)}."
+
+
+def code(segment: Segment) -> str:
+    """Where in vLLM's source the two ends of a segment are, in one sentence; empty where nobody knows."""
+    ends = [clean(place) for place in (segment.after_code, segment.before_code) if place]
+    if len(ends) < 2:
+        return f"In the source it is before {ends[0]}." if segment.before_code else ""
+    return f"In the source it lies between {ends[0]} and {ends[1]}."
 
 
 def _attention(finding: Finding) -> str:

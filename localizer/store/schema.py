@@ -293,6 +293,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         sites: in execution order.
         not_applicable: sites that the model does not have, with the reason.
         untapped: attention-like layers that no tap knows, with their class.
+        code: where in vLLM's source the tensor of a site passes, where that is known.
         files: every file of the capture but this one.
         counts: steps, rows, dummy forwards dropped, and the like.
         engine: facts of the running engine: resolved configuration, backends, KV blocks.
@@ -311,6 +312,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     coverage: Annotated[dict[str, Coverage], Few]
     not_applicable: TextTable
     untapped: TextTable = {}
+    code: TextTable = {}
     counts: IntegerTable
     engine: dict[str, Any]
     durations: Annotated[dict[str, float], Few]

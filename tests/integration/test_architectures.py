@@ -180,11 +180,22 @@ def test_a_fault_is_named_between_two_modules(
     modules: Callable[..., Capture], overlay: Callable[[Fault], Path], where: str
 ) -> None:
     model, fault, segment = FAULTS[where]
-    result = diff(modules(model, where.replace(" ", "-"), overlay=overlay(fault)), modules(model))
+    changed = overlay(fault)
+    result = diff(modules(model, where.replace(" ", "-"), overlay=changed), modules(model))
     assert result.verdict == "diverged"
     assert result.first is not None
     assert (result.first.segment.after, result.first.segment.before) == segment
     assert result.first.unobserved.sites == []
+    lines = (changed / fault.file).read_text().splitlines()
+    planted = next(number for number, line in enumerate(lines, 1) if fault.line in line)
+    after, before = (
+        place.partition(" ")
+        for place in (result.first.segment.after_code or "", result.first.segment.before_code or "")
+    )
+    assert after[0].startswith(f"{fault.file}:")
+    assert int(after[0].rpartition(":")[2]) < planted
+    if after[2] == before[2]:  # in the same function
+        assert planted < int(before[0].rpartition(":")[2])
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_every_dtype(pair: Pair, name: str) -> None:
     tensor = torch.arange(6 * width, dtype=torch.uint8).view(dtype) if name != "bool" else torch.ones(6) > 0
     pair.sink.rows([4], [tensor.view(2, 3)], 2)
     layout, rows = pair.taken()
-    assert layout == {"type": "layout", "site": 4, "dtype": name, "shape": [3]}
+    assert layout == {"type": "layout", "site": 4, "dtype": name, "shape": [3], "code": ""}
     assert rows == (4, 0, 2, raw(tensor))
 
 

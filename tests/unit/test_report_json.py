@@ -71,6 +71,8 @@ def test_the_keys_of_the_example_in_the_docs(made: Made) -> None:
     assert tree["first"]["segment"] == {
         "after": "model.layers.17.self_attn.attn/output",
         "before": "model.layers.18.self_attn.attn/query",
+        "after_code": None,
+        "before_code": None,
     }
     assert (tree["first"]["class"], tree["first"]["max_ulp"]) == ("1-ulp", 1)
     assert {
