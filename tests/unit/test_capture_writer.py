@@ -56,7 +56,7 @@ class Worker:
         sites = [(INPUT_IDS, "all"), (QUERY, "all"), (LOGITS, "logits"), (TOKEN, "tokens")]
         self.say(type="sites", sites=sites, not_applicable={"x/key": "shared"})
         for site, dtype, shape in ((0, "int32", []), (1, "bfloat16", [2]), (2, "float32", [3])):
-            self.say(type="layout", site=site, dtype=dtype, shape=shape)
+            self.say(type="layout", site=site, dtype=dtype, shape=shape, code="")
         self.say(type="round", names={"0-abc": "r00.00"})
 
     def step(self, number: int, tokens: list[int], first: int, sampled: list[int]) -> None:
