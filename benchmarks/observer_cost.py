@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/observer_cost.py --batches 1,8
 
 Stand-ins with the shapes of SmolLM2-135M (30 attention layers, query, key and value as views of one tensor,
-bfloat16) are tapped as vLLM is, all layers as digests. Steps keep the pace of the real model; between taps
-memory is read as weights would be, so that caches are as cold. CPU time hardly depends on what else runs.
+bfloat16) are tapped as vLLM is. Steps keep the pace of the real model; between taps memory is read as weights
+would be, so that caches are cold. CPU time depends less on what else runs than speed does, but other programs
+in the caches raise it: alternate what is to be compared.
 """
 
 from __future__ import annotations
@@ -37,12 +38,21 @@ PACE = 0.017
 """Seconds a step."""
 
 
+class Impl:
+    """An attention implementation that computes nothing."""
+
+    def forward(
+        self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any, output: Any
+    ) -> None:
+        """As vLLM's."""
+
+
 class Layer(torch.nn.Module):
-    """An attention layer that computes nothing; `spent` is the CPU time of its calls, in seconds."""
+    """An attention layer; `spent` is the CPU time of its calls, in seconds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.impl = SimpleNamespace(forward=lambda *args, **kwargs: None)
+        self.impl = Impl()
         self.weights = torch.zeros(WEIGHTS, dtype=torch.uint8)
         self.spent = 0.0
 

@@ -172,6 +172,20 @@ def test_the_first_fault_is_noted_and_ends_the_recording(recorder: Recorder) -> 
     assert not recorder.recording
 
 
+def test_a_tap_records_its_sites(notes: Notes, recorder: Recorder) -> None:
+    """The tensors that there are, at the sites that are registered; its faults stay inside."""
+    tap = recorder.tap([QUERY, "x/key", POSITIONS])
+    recorder.schedule(scheduled(a=2, b=1))
+    recorder.forward_begins(["a", "b"], IDS, PLACES)
+    notes.taken.clear()
+    tap(torch.arange(5.0), torch.zeros(5), None)
+    assert notes.taken == [(QUERY, [0, 1, 2])]
+    tap()
+    assert "the observer stopped recording: ValueError" in recorder.errors[0]
+    tap(torch.arange(5.0), None, None)
+    assert notes.taken == [(QUERY, [0, 1, 2])]
+
+
 def test_the_end(notes: Notes, recorder: Recorder) -> None:
     recorder.finish()
     assert notes.closed
