@@ -35,7 +35,7 @@ class Tracer:
     """
 
     def __init__(self, recorder: Recorder, sink: Sink, runner: Any, layers: Sequence[str]) -> None:
-        self._recorder, self._sink, self._runner = recorder, sink, runner
+        self._recorder, self._sink, self.runner = recorder, sink, runner
         self._layers = list(layers)
         self._scheduled: Any = None
         self._finished: set[str] = set()
@@ -74,7 +74,7 @@ class Tracer:
         from vllm.forward_context import get_forward_context
 
         context = get_forward_context()
-        requests = list(self._runner.input_batch.req_ids)
+        requests = list(self.runner.input_batch.req_ids)
         scheduled = [output.num_scheduled_tokens[request] for request in requests]
         known, resumed = output.scheduled_cached_reqs, output.scheduled_cached_reqs.resumed_req_ids
         computed = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
@@ -99,7 +99,7 @@ class Tracer:
             graph=getattr(context.cudagraph_runtime_mode, "name", str(context.cudagraph_runtime_mode)),
             batch={} if context.batch_descriptor is None else scalars(context.batch_descriptor),
             backend={} if metadata is None else scalars(metadata),
-            blocks=block_digests(getattr(self._runner.input_batch, "block_table", None), ends),
+            blocks=block_digests(getattr(self.runner.input_batch, "block_table", None), ends),
             slots=slot_digests(getattr(metadata, "slot_mapping", None), scheduled),
         )
         self._finished, self._preempted = set(), set()
@@ -127,7 +127,7 @@ def follow(tracer: Tracer, undo: ExitStack, after: AfterStep | None = None) -> N
 
     To be called after the taps are installed: the recorder must have begun a step before it is traced.
     """
-    runner = tracer._runner
+    runner = tracer.runner
     execute = runner.execute_model
     schedule, ended = tracer.guarded(tracer.schedule), tracer.guarded(tracer.ended)
     forward = tracer.guarded(tracer.forward)

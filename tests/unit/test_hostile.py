@@ -201,6 +201,25 @@ EVERYWHERE = (
     put(MANIFEST, "state", value="incomplete"),
     *(put(MANIFEST, key, LIVE, value=LIVE) for key in ("not_applicable", "untapped", "engine")),
     *(put(MANIFEST, key, LIVE, value=1) for key in ("counts", "durations", "peak_memory_bytes")),
+    put(MANIFEST, "config", value={LIVE: {LIVE: [LIVE]}}),
+    put(MANIFEST, "kv_contents", value={LIVE: f"not read{LIVE}"}),
+    put(MANIFEST, "weights", value={"algorithm": LIVE, "digest": LIVE, "tensors": {LIVE: LIVE}}),
+    put(
+        MANIFEST,
+        "compiled",
+        value={"mode": LIVE, "backend": LIVE, "cache": LIVE, "counters": {LIVE: 1}, "files": {LIVE: LIVE}},
+    ),
+    put(
+        MANIFEST,
+        "identity",
+        value={
+            "native": {LIVE: LIVE},
+            "python": {"files": 1, "digest": LIVE, "changed": [LIVE]},
+            "processor": {"model": LIVE, "flags": [LIVE], "capability": LIVE, "threads": 1},
+            "gpus": [{"name": LIVE, "uuid": LIVE, "driver": LIVE}],
+            "checkout": {"commit": LIVE, "dirty": None},
+        },
+    ),
     *(put(MANIFEST, "outputs", 0, key, value=LIVE) for key in ("internal", "external", "finish")),
 )
 
@@ -227,6 +246,29 @@ def test_odd_captures_that_are_read(
 ) -> None:
     cooked(tmp_path, *edits)
     small(tmp_path / "captures", name="good")
+    assert codes(run) == expected
+
+
+STEPS = "rank-0/steps-00000.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (put(STEPS, 0, "graph", value=LIVE), (0, 0, 0, 0, 0)),
+        (put(STEPS, 0, "backend", value={LIVE: LIVE}), (0, 0, 0, 0, 0)),
+        (put(STEPS, 0, "backend", value={"$nest": 50}), (1, 2, 2, 0, 0)),
+        (put(STEPS, 0, LIVE, value=LIVE), (0, 0, 0, 0, 0)),
+        (put(STEPS, 0, "requests", value=[1 << 62]), (1, 2, 2, 0, 0)),
+        (put(STEPS, 0, "scheduled", value=[(1 << 63) - 1]), (1, 0, 0, 0, 0)),
+        (["cut", STEPS, 500], (1, 2, 2, 0, 0)),
+        (["become", STEPS, "link"], (1, 2, 2, 2, 2)),
+    ],
+)
+def test_traces(run: Localize, tmp_path: Path, edit: list[Any], expected: tuple[int, ...]) -> None:
+    """What is shown of a trace is harmless; one that makes no sense is refused by those who read it."""
+    cooked(tmp_path, edit, base="traced")
+    small(tmp_path / "captures", name="good", traced=True)
     assert codes(run) == expected
 
 
