@@ -138,6 +138,7 @@ def cover(
         payload=Both(candidate=len(candidate.payload), parent=len(parent.payload)),
         model_files_equal=files[0] == files[1] if all(files) else None,
         draft_files_equal=draft_files[0] == draft_files[1] if all(draft_files) else None,
+        weights_equal=settings.weights_equal(candidate, parent),
     )
 
 

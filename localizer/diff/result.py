@@ -328,6 +328,7 @@ class Coverage(Record, frozen=True, kw_only=True):
         payload: number of sites of which each side kept rows beside the digests.
         model_files_equal: None where the files of the model are not known on both sides.
         draft_files_equal: the same of the draft's; None too where a side has no draft model of its own.
+        weights_equal: whether the weights as loaded have equal digests; None where a side does not say.
     """
 
     rows: RowCoverage
@@ -337,6 +338,7 @@ class Coverage(Record, frozen=True, kw_only=True):
     payload: Both[int]
     model_files_equal: bool | None
     draft_files_equal: bool | None
+    weights_equal: bool | None
 
 
 class Acceptance(Record, frozen=True, kw_only=True):

@@ -103,6 +103,15 @@ def _summary(files: Mapping[str, str]) -> str:
     return f"{len(files)} files, {xxhash.xxh3_64_hexdigest(listed.encode())}"
 
 
+def weights_equal(candidate: Capture, parent: Capture) -> bool | None:
+    """Whether both loaded weights of equal digests; None where one does not say."""
+    manifests = candidate.manifest, parent.manifest
+    left, right = (None if manifest is None else manifest.weights for manifest in manifests)
+    if left is None or right is None or left.algorithm != right.algorithm:
+        return None
+    return left.tensors == right.tensors
+
+
 def weights(candidate: Weights | None, parent: Weights | None) -> Iterator[Difference]:
     """That the loaded weights differ, and the first of them; nothing where they are equal or not known."""
     if candidate is None or parent is None or candidate.algorithm != parent.algorithm:

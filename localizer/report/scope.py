@@ -7,6 +7,7 @@ from localizer.diff.result import DIVERGED, IDENTICAL, NO_CONTROL, Both, Record,
 from localizer.report.counts import count
 from localizer.report.safe import clean
 from localizer.report.wording import no_site
+from localizer.wire.spec import RESIDUAL
 
 
 class Scope(Record, frozen=True, kw_only=True):
@@ -53,6 +54,8 @@ def establishes(result: Result) -> list[str]:
         said.append("Both sources read model files of equal digests.")
     if cover.draft_files_equal:
         said.append("Both drafts read model files of equal digests.")
+    if cover.weights_equal:
+        said.append("Both sources loaded weights of equal digests.")
     return said
 
 
@@ -81,10 +84,12 @@ def does_not_establish(result: Result) -> list[str]:
         )
     said += _payload(result)
     said.append("KV cache contents and block tables: they were not compared.")
-    if cover.model_files_equal is None:
-        said.append("That both used the same weights: the model files' digests are not known on both sides.")
-    else:
+    if cover.weights_equal is None and cover.model_files_equal is None:
+        said.append("That both used the same weights: no digests of them are known on both sides.")
+    elif cover.weights_equal is None:
         said.append("The weights as loaded: they were not compared.")
+    elif not cover.weights_equal:
+        said.append("What the code alone does: the weights as loaded differ.")
     if result.verdict == IDENTICAL:
         said.append("That other prompts, batches, schedules, models or machines give equal bytes.")
     else:
@@ -105,7 +110,8 @@ def _segment(result: Result) -> list[str]:
         said.append(
             "Which operation inside the segment is at fault: nothing between its two sites was observed."
         )
-    if first.blame == CODE_BETWEEN:
+    stream = any(item.rows_compared and item.name.endswith(f"/{RESIDUAL}") for item in result.sites)
+    if first.blame == CODE_BETWEEN and not stream:
         said.append(
             "That the segment's hidden input is equal: the residual stream is not a site, and a difference "
             "that rounding hid from the sites upstream would have entered earlier."
