@@ -41,6 +41,41 @@ class Detail:
     values: Both[Value] | None = None
 
 
+@dataclass(frozen=True)
+class Elements:
+    """The elements of two rows of one dtype and shape whose bytes differ.
+
+    Attributes:
+        where: int64 [n], their indices in the flat rows, ascending; never empty.
+        candidate, parent: [n], their values in the rows' dtype, those of `bool` as bytes.
+        ranks: int64 [n], of each the index of its class in `CLASSES`.
+        ulps: uint64 [n], distances in units in the last place, of meaning where `finite`; None for integers.
+        finite: bool [n], finite on both sides.
+    """
+
+    where: np.ndarray
+    candidate: np.ndarray
+    parent: np.ndarray
+    ranks: np.ndarray
+    ulps: np.ndarray | None
+    finite: np.ndarray
+
+
+def differing(candidate: np.ndarray, parent: np.ndarray) -> Elements | None:
+    """The elements that differ between two rows of one dtype and shape; None if all bytes are equal."""
+    ours, theirs = _bits(candidate), _bits(parent)
+    where = np.flatnonzero(ours != theirs)
+    if not len(where):
+        return None
+    one, other = candidate.reshape(-1)[where], parent.reshape(-1)[where]
+    if is_float(candidate.dtype):
+        return Elements(where, one, other, *_rank(one, other, ours[where], theirs[where]))
+    if candidate.dtype == np.bool_:
+        one, other = one.view(np.uint8), other.view(np.uint8)
+    ranks = np.full(len(where), CLASSES.index(VALUE))
+    return Elements(where, one, other, ranks, None, np.ones(len(where), np.bool_))
+
+
 def describe(candidate: np.ndarray, parent: np.ndarray) -> Detail | None:
     """Compare two rows, each in its own dtype and shape; None if their bytes, dtypes and shapes are equal."""
     candidate, parent = np.asarray(candidate), np.asarray(parent)  # a row of a scalar site is no array
@@ -48,26 +83,44 @@ def describe(candidate: np.ndarray, parent: np.ndarray) -> Detail | None:
         return Detail(class_=DTYPE)
     if candidate.shape != parent.shape:
         return Detail(class_=SHAPE)
-    ours, theirs = _bits(candidate), _bits(parent)
-    where = np.flatnonzero(ours != theirs)
-    if not len(where):
+    found = differing(candidate, parent)
+    return None if found is None else summarize(found, candidate, parent)
+
+
+def summarize(found: Elements, candidate: np.ndarray, parent: np.ndarray) -> Detail:
+    """What the differing elements of two rows say about the rows."""
+    gaps = distances(found)
+    floats = is_float(candidate.dtype)
+    return Detail(
+        class_=CLASSES[int(found.ranks.max())],
+        elements=candidate.size,
+        elements_differ=len(found.where),
+        first_element=[int(axis) for axis in np.unravel_index(found.where[0], candidate.shape)]
+        if candidate.shape
+        else [],
+        max_ulp=greatest_ulp(found),
+        max_abs=_largest(gaps.astype(np.float64)),
+        max_rel=_largest(_over(gaps, wide(found.parent[found.finite]))),
+        cosine=_cosine(wide(candidate.reshape(-1)), wide(parent.reshape(-1))) if floats else None,
+        values=Both(candidate=_value(found.candidate[0]), parent=_value(found.parent[0])),
+    )
+
+
+def distances(found: Elements) -> np.ndarray:
+    """Absolute differences of the finite elements: float64 [finite], exact uint64 for integers."""
+    one, other = found.candidate[found.finite], found.parent[found.finite]
+    if found.ulps is None:  # the difference of two integers always fits, whatever their width
+        return np.maximum(one, other).astype(np.uint64) - np.minimum(one, other).astype(np.uint64)
+    with np.errstate(all="ignore"):
+        return np.abs(wide(one) - wide(other))
+
+
+def greatest_ulp(found: Elements, among: np.ndarray | slice = slice(None)) -> int | None:
+    """The greatest ULP distance of `among` the elements; None for integers, and where none is finite."""
+    if found.ulps is None:
         return None
-    one, other = candidate.reshape(-1)[where], parent.reshape(-1)[where]
-    first = int(where[0])
-    index = [int(axis) for axis in np.unravel_index(first, candidate.shape)] if candidate.shape else []
-    values = Both(candidate=_value(one[0]), parent=_value(other[0]))
-    kind, ulp, absolute, relative, cosine = VALUE, None, None, None, None
-    if _is_float(candidate.dtype):
-        ranks, ulps, finite = _rank(one, other, ours[where], theirs[where])
-        kind = CLASSES[int(ranks.max())]
-        ulp = int(ulps[finite].max()) if finite.any() else None
-        absolute, relative = _distances(_wide(one[finite]), _wide(other[finite]))
-        cosine = _cosine(_wide(candidate.reshape(-1)), _wide(parent.reshape(-1)))
-    else:
-        high, low = np.maximum(one, other), np.minimum(one, other)
-        gap = (high.astype(np.uint64) - low.astype(np.uint64)).astype(np.float64)
-        absolute, relative = _largest(gap), _largest(_over(gap, other.astype(np.float64)))
-    return Detail(kind, candidate.size, len(where), index, ulp, absolute, relative, cosine, values)
+    ulps = found.ulps[among][found.finite[among]]
+    return int(ulps.max()) if len(ulps) else None
 
 
 def worst(details: list[Detail]) -> tuple[str | None, int | None]:
@@ -87,17 +140,17 @@ def logits(candidate: np.ndarray, parent: np.ndarray) -> Logits | None:
 
 def top_two(row: np.ndarray) -> TopTwo | None:
     """The two highest logits of a row, the lower token id first where they tie."""
-    wide = _wide(row.reshape(-1))
-    if not len(wide) or np.isnan(wide).any():
+    values = wide(row.reshape(-1))
+    if not len(values) or np.isnan(values).any():
         return None
-    first = int(wide.argmax())
-    high = float(wide[first])
-    if len(wide) == 1:
+    first = int(values.argmax())
+    high = float(values[first])
+    if len(values) == 1:
         return TopTwo(top1=first, top1_value=high, top2=None, top2_value=None, margin=None, tie=False)
-    rest = wide.copy()
+    rest = values.copy()
     rest[first] = -np.inf
     second = int(rest.argmax()) if np.isfinite(rest).any() else int(first == 0)
-    low = float(wide[second])
+    low = float(values[second])
     return TopTwo(
         top1=first,
         top1_value=high,
@@ -108,7 +161,8 @@ def top_two(row: np.ndarray) -> TopTwo | None:
     )
 
 
-def _is_float(dtype: np.dtype) -> bool:
+def is_float(dtype: np.dtype) -> bool:
+    """Whether elements are floating-point numbers, fp8 included."""
     return dtype.kind not in "iub"  # ml_dtypes' types are of kind V or f
 
 
@@ -118,7 +172,8 @@ def _bits(array: np.ndarray) -> np.ndarray:
     return flat.view(np.dtype(f"u{flat.dtype.itemsize}"))
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
+def wide(array: np.ndarray) -> np.ndarray:
+    """The numbers as float64, exact for all floats."""
     with np.errstate(all="ignore"):
         return array.astype(np.float64)
 
@@ -126,8 +181,8 @@ def _wide(array: np.ndarray) -> np.ndarray:
 def _rank(
     one: np.ndarray, other: np.ndarray, bits: np.ndarray, other_bits: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(index in `CLASSES`, ULP distance, both finite) of elements whose bytes differ, each [elements]."""
-    left, right = _wide(one), _wide(other)
+    """(index in `CLASSES`, ULP distance, both finite) of floats whose bytes differ, each [elements]."""
+    left, right = wide(one), wide(other)
     finite = np.isfinite(left) & np.isfinite(right)
     width = 8 * bits.dtype.itemsize
     magnitude = np.uint64((1 << (width - 1)) - 1)
@@ -145,12 +200,6 @@ def _rank(
     return ranks, ulps, finite
 
 
-def _distances(one: np.ndarray, other: np.ndarray) -> tuple[float | None, float | None]:
-    with np.errstate(all="ignore"):
-        gap = np.abs(one - other)
-    return _largest(gap), _largest(_over(gap, other))
-
-
 def _over(gap: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """`gap` relative to `reference`, where that is not zero."""
     some = reference != 0
@@ -165,9 +214,15 @@ def _largest(array: np.ndarray) -> float | None:
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float | None:
     with np.errstate(all="ignore"):
+        one, other = _scaled(one), _scaled(other)
         scale = float(np.linalg.norm(one) * np.linalg.norm(other))
         cosine = float(one @ other) / scale if scale else np.nan
     return min(1.0, max(-1.0, cosine)) if np.isfinite(cosine) else None
+
+
+def _scaled(row: np.ndarray) -> np.ndarray:
+    """The row with 1 as its greatest magnitude, so that no square of it overflows or vanishes."""
+    return row / np.abs(row).max() if len(row) else row
 
 
 def _value(element: np.generic) -> Value:

@@ -125,10 +125,10 @@ def test_sizes_are_relative_to_the_parent_and_skip_its_zeros() -> None:
     assert detail.cosine == pytest.approx(7 / (np.sqrt(10.25) * np.sqrt(5)))
 
 
-def test_overflow_is_no_number() -> None:
+def test_a_distance_that_overflows_is_no_number() -> None:
     greatest = np.finfo(np.float64).max
     detail = found(np.array([greatest]), np.array([-greatest]))
-    assert (detail.max_abs, detail.max_rel, detail.cosine) == (None, None, None)
+    assert (detail.max_abs, detail.max_rel, detail.cosine) == (None, None, -1.0)
     assert detail.max_ulp == 2 * 0x7FEFFFFFFFFFFFFF
 
 
