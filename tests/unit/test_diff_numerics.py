@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localizer.diff import numerics
-from localizer.diff.numerics import CLASSES, Detail, describe
+from localizer.diff.elements import CLASSES
+from localizer.diff.numerics import Detail, describe
 from localizer.store.dtypes import NUMPY
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]

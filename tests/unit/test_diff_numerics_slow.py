@@ -10,7 +10,8 @@ import slow_numbers as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localizer.diff.numerics import CLASSES, Detail, describe, differing
+from localizer.diff.elements import CLASSES, differing
+from localizer.diff.numerics import Detail, describe
 from localizer.store.dtypes import NUMPY
 
 DTYPES = [*slow.FORMATS, *slow.INTEGERS]
