@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localizer.diff import heads
@@ -49,6 +49,7 @@ def test_a_long_list_is_cut_and_all_are_counted() -> None:
     assert (detail.heads_differ, detail.heads_compared) == (300, 300)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.data())
 def test_heads_are_what_each_of_them_gives_alone(number: int, size: int, data: st.DataObject) -> None:
     bits = st.lists(st.integers(0, 0xFFFF), min_size=number * size, max_size=number * size)

@@ -118,6 +118,7 @@ def test_the_cosine_is_that_of_the_exact_numbers(pair: tuple[str, list[int], lis
         assert found.cosine == pytest.approx(expected, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(pairs())
 def test_the_values_are_those_of_the_first_element(pair: tuple[str, list[int], list[int]]) -> None:
     dtype, ours, theirs = pair
