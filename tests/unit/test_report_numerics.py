@@ -18,7 +18,7 @@ from localizer.diff.elements import CLASSES
 from localizer.diff.result import Head, Result
 from localizer.diff.summary import summarize
 from localizer.diff.tolerance import parse
-from localizer.report import json, rows, summary, text
+from localizer.report import json, rows, summary, text, wording
 from localizer.store.reader import Capture
 from localizer.wire.spec import HIDDEN, INPUT_IDS, LOGITS, TOKEN
 
@@ -84,7 +84,7 @@ def test_every_class_in_every_state(tmp_path: Path) -> None:
             assert result.first is not None
             assert (result.verdict, result.first.class_) == ("diverged", kind)
             report = lines(result)
-            told += [f"{kind}, {state}", report[1], report[3]]
+            told += [f"{kind}, {state}", report[1], wording.elements(result.first)]
             told += [" ".join(line.split()) for line in report if line.startswith(f"  {QUERY} ")]
             told.append("")
     golden.check("diff-classes.txt", "\n".join(told))
@@ -110,9 +110,9 @@ def test_heads_rows_and_tolerances_as_a_whole(
     if style == "txt":
         golden.check("diff-tolerance.txt", "\n".join(lines(result)) + "\n")
     else:
-        keys = ("verdict", "tolerances", "summary", "first", "first_rows", "sites")
         tree = json.tree(result)
-        shown = {key: tree[key] for key in keys}
+        shown = {key: tree[key] for key in ("verdict", "tolerances", "summary", "first_rows", "sites")}
+        shown["heads"] = tree["first"]["heads"]
         shown["sites"] = [site for site in shown["sites"] if site["rows_differ"]]
         golden.check("diff-tolerance.json", msgspec.json.format(msgspec.json.encode(shown)).decode() + "\n")
 
