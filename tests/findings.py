@@ -33,6 +33,10 @@ def finding(after: str | None, before: str, **more: object) -> Finding:
         key_value=None,
         fed_by=None,
         unobserved=Unobserved(),
+        heads=None,
+        heads_differ=None,
+        heads_compared=None,
+        within_tolerance=None,
         parent_request="r00.00",
         parent_step=3,
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from localizer.diff import numerics
+from localizer.diff.elements import DTYPE, SHAPE
 from localizer.diff.numerics import Detail
-from localizer.diff.result import Logits
+from localizer.diff.result import Criterion, Logits, Tolerance
+from localizer.diff.tolerance import criteria_of
 from localizer.errors import DamagedCapture
 from localizer.store.reader import Capture
 from localizer.wire.spec import LOGITS
@@ -17,14 +20,19 @@ from localizer.wire.spec import LOGITS
 class Details:
     """Reads rows of two captures and says how they differ; every pair is read once."""
 
-    def __init__(self, candidate: Capture, parent: Capture) -> None:
+    def __init__(self, candidate: Capture, parent: Capture, tolerances: Sequence[Tolerance] = ()) -> None:
         self._captures = candidate, parent
         self._sites = tuple({site.name: site for site in capture.sites} for capture in self._captures)
+        self._tolerances = tolerances
         self._known: dict[tuple[str, int, int], Detail] = {}
 
     def stored(self, site: str) -> bool:
         """Whether both sides kept rows of a site."""
         return all(site in capture.payload for capture in self._captures)
+
+    def criteria(self, site: str) -> list[Criterion]:
+        """What the tolerances given ask of a site; empty where none is given for it."""
+        return criteria_of(site, self._tolerances)
 
     def rows(self, site: str, row: int, other: int) -> tuple[np.ndarray, np.ndarray] | None:
         """The rows of both sides; None where one was not kept."""
@@ -48,13 +56,13 @@ class Details:
     def _describe(self, site: str, row: int, other: int) -> Detail:
         ours, theirs = (sites[site] for sites in self._sites)
         if ours.dtype != theirs.dtype:
-            return Detail(class_=numerics.DTYPE)
+            return numerics.unlike(DTYPE, self.criteria(site))
         if ours.shape != theirs.shape:
-            return Detail(class_=numerics.SHAPE)
+            return numerics.unlike(SHAPE, self.criteria(site))
         both = self.rows(site, row, other)
         if both is None:
             return Detail(elements=None if ours.shape is None else math.prod(ours.shape))
-        detail = numerics.describe(*both)
+        detail = numerics.describe(*both, self.criteria(site))
         if detail is None:
             folders = " and ".join(str(capture.folder) for capture in self._captures)
             raise DamagedCapture(

@@ -41,6 +41,7 @@ from localizer.diff.result import (
     FirstAt,
     KeyValueRows,
     RequestFirst,
+    RowDifference,
     Segment,
     Signature,
     SiteResult,
@@ -72,6 +73,12 @@ READ_POSITIONS = 1 << 20
 
 READ_ROWS = 8
 """Differing rows read per site, the causally first, for the site's worst class."""
+
+JUDGED_ROWS = 256
+"""The same where a tolerance was given for the site."""
+
+FIRST_ROWS = 32
+"""Differing rows of the first finding's site that are read and told one by one, the causally first."""
 
 SCANNED_LOGITS = 512
 """Differing logits rows searched for the first argmax flip."""
@@ -172,8 +179,10 @@ class Localizer:
         differ = self._comparison.differ.sum(axis=0)
         results = []
         for index, name in enumerate(self._alignment.sites):
-            read = self._worst_rows(index) if differ[index] else []
+            judged = bool(self._details.criteria(name))
+            read = self._read(index, JUDGED_ROWS if judged else READ_ROWS) if differ[index] else []
             kind, ulp = numerics.worst(read)
+            within = sum(detail.within_tolerance is True for detail in read)
             results.append(
                 SiteResult(
                     name=name,
@@ -186,16 +195,48 @@ class Localizer:
                     class_=kind,
                     max_ulp=ulp,
                     rows_read=sum(detail.class_ is not None for detail in read),
+                    rows_within_tolerance=within if judged else None,
+                    within_tolerance=all_within(read, int(differ[index])),
                 )
             )
         return [item for draft in (False, True) for item in results if place(item.name).draft == draft]
 
-    def _worst_rows(self, site: int) -> list[numerics.Detail]:
-        pairs = self._order.pairs[self._comparison.differ[self._order.pairs, site]][:READ_ROWS]
+    def first_rows(self) -> list[RowDifference]:
+        """Differing rows of the first finding's site, in causal order: those whose payload was read."""
+        if not len(self._order.pairs):
+            return []
+        site = int(self._order.site[0])
+        rows = []
+        for pair, detail in zip(self._differing(site, FIRST_ROWS), self._read(site, FIRST_ROWS), strict=True):
+            row = int(self._alignment.candidate[pair])
+            if detail.class_ is None:
+                continue
+            request, position, _ = self._row(row)
+            rows.append(
+                RowDifference(
+                    request=request,
+                    position=position,
+                    kind=KINDS[self._candidate.table.columns["kind"][row]],
+                    class_=detail.class_,
+                    elements_differ=detail.elements_differ,
+                    max_ulp=detail.max_ulp,
+                    max_abs=detail.max_abs,
+                    cosine=detail.cosine,
+                    within_tolerance=detail.within_tolerance,
+                )
+            )
+        return rows
+
+    def _differing(self, site: int, limit: int) -> np.ndarray:
+        """int64: the causally first pairs that differ at a site."""
+        return self._order.pairs[self._comparison.differ[self._order.pairs, site]][:limit]
+
+    def _read(self, site: int, limit: int) -> list[numerics.Detail]:
+        """How the causally first differing rows of a site differ."""
         name = self._alignment.sites[site]
         return [
             self._details.of(name, int(self._alignment.candidate[pair]), int(self._alignment.parent[pair]))
-            for pair in pairs
+            for pair in self._differing(site, limit)
         ]
 
     def _row(self, row: int) -> tuple[str, int, int]:
@@ -248,6 +289,10 @@ class Localizer:
             and (start is None or start.stage == INPUTS)
             else None,
             unobserved=self._unobserved(after, site, compared) if detailed else Unobserved(),
+            heads=detail.heads,
+            heads_differ=detail.heads_differ,
+            heads_compared=detail.heads_compared,
+            within_tolerance=detail.within_tolerance,
             parent_request=self._parent.requests[theirs["request"][other]],
             parent_step=int(theirs["step"][other]),
         )
@@ -288,6 +333,14 @@ class Localizer:
         """The number before that of the first layer; a draft's, all tapped, may go on from the target's."""
         numbers = (where.number for where in self._places if draft and where.draft)
         return min((number for number in numbers if number is not None), default=0) - 1
+
+
+def all_within(read: Sequence[numerics.Detail], differ: int) -> bool | None:
+    """Whether all `differ` differing rows of a site are within tolerance, as far as those read can tell."""
+    judged = [detail.within_tolerance for detail in read]
+    if False in judged:
+        return False
+    return True if differ and judged.count(True) == differ else None
 
 
 def blame_of(after: Place | None, before: Place) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from localizer.diff.result import Both, Logits, TopTwo, Value
-
-SIGNED_ZERO, NAN_PAYLOAD, ONE_ULP, K_ULP, VALUE, NON_FINITE, SHAPE, DTYPE = CLASSES = (
-    "signed-zero", "nan-payload", "1-ulp", "k-ulp", "value", "non-finite", "shape", "dtype",
-)  # fmt: skip
-"""Classes of a difference, the mildest first; that of a row is the worst of its elements."""
-
-MANY_ULP = 16
-"""Greatest distance of class k-ulp."""
+from localizer.diff.elements import (
+    CLASSES,
+    DTYPE,
+    SHAPE,
+    differing,
+    distances,
+    greatest_ulp,
+    is_float,
+    wide,
+    worst_class,
+)
+from localizer.diff.heads import differing_heads
+from localizer.diff.result import Both, Criterion, Head, Logits, TopTwo, Value
+from localizer.diff.tolerance import within
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,8 @@ class Detail:
         max_ulp: greatest distance in units in the last place; None for integers.
         max_abs, max_rel, cosine: None where not finite or not meant for the dtype.
         values: the first differing element on both sides.
+        heads, heads_differ, heads_compared: see `localizer.diff.heads`; None for rows without heads.
+        within_tolerance: None without a tolerance for the site, or without payload.
     """
 
     class_: str | None = None
@@ -39,35 +47,54 @@ class Detail:
     max_rel: float | None = None
     cosine: float | None = None
     values: Both[Value] | None = None
+    heads: list[Head] | None = None
+    heads_differ: int | None = None
+    heads_compared: int | None = None
+    within_tolerance: bool | None = None
 
 
-def describe(candidate: np.ndarray, parent: np.ndarray) -> Detail | None:
-    """Compare two rows, each in its own dtype and shape; None if their bytes, dtypes and shapes are equal."""
+def describe(candidate: np.ndarray, parent: np.ndarray, criteria: Sequence[Criterion] = ()) -> Detail | None:
+    """Compare two rows, each in its own dtype and shape; None if their bytes, dtypes and shapes are equal.
+
+    Args:
+        candidate: a row.
+        parent: its counterpart.
+        criteria: those of the tolerances given for the site; empty where there is none.
+    """
     candidate, parent = np.asarray(candidate), np.asarray(parent)  # a row of a scalar site is no array
     if candidate.dtype != parent.dtype:
-        return Detail(class_=DTYPE)
+        return unlike(DTYPE, criteria)
     if candidate.shape != parent.shape:
-        return Detail(class_=SHAPE)
-    ours, theirs = _bits(candidate), _bits(parent)
-    where = np.flatnonzero(ours != theirs)
-    if not len(where):
+        return unlike(SHAPE, criteria)
+    found = differing(candidate, parent)
+    if found is None:
         return None
-    one, other = candidate.reshape(-1)[where], parent.reshape(-1)[where]
-    first = int(where[0])
-    index = [int(axis) for axis in np.unravel_index(first, candidate.shape)] if candidate.shape else []
-    values = Both(candidate=_value(one[0]), parent=_value(other[0]))
-    kind, ulp, absolute, relative, cosine = VALUE, None, None, None, None
-    if _is_float(candidate.dtype):
-        ranks, ulps, finite = _rank(one, other, ours[where], theirs[where])
-        kind = CLASSES[int(ranks.max())]
-        ulp = int(ulps[finite].max()) if finite.any() else None
-        absolute, relative = _distances(_wide(one[finite]), _wide(other[finite]))
-        cosine = _cosine(_wide(candidate.reshape(-1)), _wide(parent.reshape(-1)))
-    else:
-        high, low = np.maximum(one, other), np.minimum(one, other)
-        gap = (high.astype(np.uint64) - low.astype(np.uint64)).astype(np.float64)
-        absolute, relative = _largest(gap), _largest(_over(gap, other.astype(np.float64)))
-    return Detail(kind, candidate.size, len(where), index, ulp, absolute, relative, cosine, values)
+    gaps = distances(found)
+    heads, heads_differ = differing_heads(found, candidate.shape)
+    return Detail(
+        class_=worst_class(found),
+        elements=candidate.size,
+        elements_differ=len(found.where),
+        first_element=[int(axis) for axis in np.unravel_index(found.where[0], candidate.shape)]
+        if candidate.shape
+        else [],
+        max_ulp=greatest_ulp(found),
+        max_abs=_largest(gaps.astype(np.float64)),
+        max_rel=_largest(_over(gaps, wide(found.parent[found.finite]))),
+        cosine=_cosine(wide(candidate.reshape(-1)), wide(parent.reshape(-1)))
+        if is_float(candidate.dtype)
+        else None,
+        values=Both(candidate=_value(found.candidate[0]), parent=_value(found.parent[0])),
+        heads=heads,
+        heads_differ=heads_differ,
+        heads_compared=None if heads is None else candidate.shape[0],
+        within_tolerance=within(found, candidate, parent, criteria),
+    )
+
+
+def unlike(kind: str, criteria: Sequence[Criterion]) -> Detail:
+    """Rows of other dtype or shape, which no tolerance covers."""
+    return Detail(class_=kind, within_tolerance=False if criteria else None)
 
 
 def worst(details: list[Detail]) -> tuple[str | None, int | None]:
@@ -87,17 +114,17 @@ def logits(candidate: np.ndarray, parent: np.ndarray) -> Logits | None:
 
 def top_two(row: np.ndarray) -> TopTwo | None:
     """The two highest logits of a row, the lower token id first where they tie."""
-    wide = _wide(row.reshape(-1))
-    if not len(wide) or np.isnan(wide).any():
+    values = wide(row.reshape(-1))
+    if not len(values) or np.isnan(values).any():
         return None
-    first = int(wide.argmax())
-    high = float(wide[first])
-    if len(wide) == 1:
+    first = int(values.argmax())
+    high = float(values[first])
+    if len(values) == 1:
         return TopTwo(top1=first, top1_value=high, top2=None, top2_value=None, margin=None, tie=False)
-    rest = wide.copy()
+    rest = values.copy()
     rest[first] = -np.inf
     second = int(rest.argmax()) if np.isfinite(rest).any() else int(first == 0)
-    low = float(wide[second])
+    low = float(values[second])
     return TopTwo(
         top1=first,
         top1_value=high,
@@ -106,49 +133,6 @@ def top_two(row: np.ndarray) -> TopTwo | None:
         margin=0.0 if high == low else high - low,
         tie=high == low,
     )
-
-
-def _is_float(dtype: np.dtype) -> bool:
-    return dtype.kind not in "iub"  # ml_dtypes' types are of kind V or f
-
-
-def _bits(array: np.ndarray) -> np.ndarray:
-    """The elements' bytes as flat unsigned integers."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return flat.view(np.dtype(f"u{flat.dtype.itemsize}"))
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        return array.astype(np.float64)
-
-
-def _rank(
-    one: np.ndarray, other: np.ndarray, bits: np.ndarray, other_bits: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(index in `CLASSES`, ULP distance, both finite) of elements whose bytes differ, each [elements]."""
-    left, right = _wide(one), _wide(other)
-    finite = np.isfinite(left) & np.isfinite(right)
-    width = 8 * bits.dtype.itemsize
-    magnitude = np.uint64((1 << (width - 1)) - 1)
-    ours, theirs = bits.astype(np.uint64), other_bits.astype(np.uint64)
-    size, other_size = ours & magnitude, theirs & magnitude
-    same_sign = (ours > magnitude) == (theirs > magnitude)
-    # floats of one sign are ordered as their bits are; across zero the distances to it add up
-    apart = np.maximum(size, other_size) - np.minimum(size, other_size)
-    ulps = np.where(same_sign, apart, size + other_size)
-    ranks = np.select(
-        [np.isnan(left) & np.isnan(right), ~finite, ulps == 0, ulps == 1, ulps <= MANY_ULP],
-        [CLASSES.index(name) for name in (NAN_PAYLOAD, NON_FINITE, SIGNED_ZERO, ONE_ULP, K_ULP)],
-        CLASSES.index(VALUE),
-    )
-    return ranks, ulps, finite
-
-
-def _distances(one: np.ndarray, other: np.ndarray) -> tuple[float | None, float | None]:
-    with np.errstate(all="ignore"):
-        gap = np.abs(one - other)
-    return _largest(gap), _largest(_over(gap, other))
 
 
 def _over(gap: np.ndarray, reference: np.ndarray) -> np.ndarray:
@@ -165,9 +149,15 @@ def _largest(array: np.ndarray) -> float | None:
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float | None:
     with np.errstate(all="ignore"):
+        one, other = _scaled(one), _scaled(other)
         scale = float(np.linalg.norm(one) * np.linalg.norm(other))
         cosine = float(one @ other) / scale if scale else np.nan
     return min(1.0, max(-1.0, cosine)) if np.isfinite(cosine) else None
+
+
+def _scaled(row: np.ndarray) -> np.ndarray:
+    """The row with 1 as its greatest magnitude, so that no square of it overflows or vanishes."""
+    return row / np.abs(row).max() if len(row) else row
 
 
 def _value(element: np.generic) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,15 +26,22 @@ from localizer.diff.result import (
     Rows,
     SiteCoverage,
     Symptom,
+    Tolerance,
 )
 from localizer.diff.speculation import speculation
+from localizer.diff.summary import summarize
 from localizer.diff.tokens import DecidingSteps, TokenComparison, compare_tokens
 from localizer.diff.unpaired import unpaired_rows
 from localizer.store.reader import Capture
 
 
-def diff(candidate: Capture, parent: Capture) -> Result:
+def diff(candidate: Capture, parent: Capture, *, tolerances: Sequence[Tolerance] = ()) -> Result:
     """Compare two captures.
+
+    Args:
+        candidate: the capture whose rows and order findings are told in.
+        parent: the capture to which it is compared.
+        tolerances: mark what differs by little; they change neither what is compared nor the verdict.
 
     Raises:
         DamagedCapture: a capture is not what its records say; checked before anything is compared.
@@ -46,7 +54,7 @@ def diff(candidate: Capture, parent: Capture) -> Result:
     obstacles = verdict.not_comparable(candidate, parent, parity.tokens, len(alignment))
     comparison = nothing(alignment) if obstacles else compare(candidate, parent, alignment)
     coverage = cover(candidate, parent, alignment, comparison, parity)
-    details = Details(candidate, parent)
+    details = Details(candidate, parent, tolerances)
     localizer = Localizer(candidate, parent, alignment, comparison, details)
     first = localizer.first()
     speculated = speculation(candidate, parent, alignment)
@@ -67,7 +75,10 @@ def diff(candidate: Capture, parent: Capture) -> Result:
         captures=Both(candidate=_facts(candidate), parent=_facts(parent)),
         tokens=parity.tokens,
         speculation=speculated,
+        tolerances=list(tolerances),
+        summary=summarize(first, NO_CONTROL),
         first=first,
+        first_rows=localizer.first_rows(),
         rows=Rows(
             cause=_cause(first),
             target=localizer.first_of_target(),

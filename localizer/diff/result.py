@@ -172,6 +172,36 @@ class Logits(Record, frozen=True, kw_only=True):
     argmax_flip: bool
 
 
+class Head(Record, frozen=True, kw_only=True):
+    """One differing head of a row of shape [heads, head_dim]: its number, from 0, and how it differs.
+
+    `class_` is the worst of its elements; `max_ulp` is None for integers, and where none is finite.
+    """
+
+    head: int
+    class_: str = msgspec.field(name="class")
+    elements_differ: int
+    max_ulp: int | None
+
+
+class Criterion(Record, frozen=True, kw_only=True):
+    """A limit for an element: "ulp", "abs", or "rel" (to the parent)."""
+
+    kind: str
+    limit: float
+
+
+class Tolerance(Record, frozen=True, kw_only=True):
+    """What is marked as within tolerance at the sites that match a shell pattern.
+
+    An element passes that meets one of the criteria of any tolerance for its site, a row all of whose
+    differing elements pass; see `localizer.diff.tolerance` for what never does.
+    """
+
+    site: str
+    criteria: list[Criterion]
+
+
 class Finding(Record, frozen=True, kw_only=True):
     """A differing row of a site, with what lies upstream of it.
 
@@ -190,6 +220,9 @@ class Finding(Record, frozen=True, kw_only=True):
         cosine: of the two rows, all elements.
         values: the first differing element on both sides.
         logits: only for logits.
+        heads: the first 256 differing heads of a row of shape [heads, head_dim]; None for other rows.
+        heads_differ, heads_compared: how many of the row's heads differ, and how many it has.
+        within_tolerance: None where no tolerance was given for the site, or without payload.
     """
 
     request: str
@@ -212,8 +245,59 @@ class Finding(Record, frozen=True, kw_only=True):
     key_value: KeyValueRows | None
     fed_by: FedBy | None
     unobserved: Unobserved
+    heads: list[Head] | None
+    heads_differ: int | None
+    heads_compared: int | None
+    within_tolerance: bool | None
     parent_request: str
     parent_step: int
+
+
+class Summary(Record, frozen=True, kw_only=True):
+    """The first difference in brief, as data; its sentence is made in `report/`.
+
+    Attributes:
+        inputs: what is known of the segment's inputs, see `localizer.diff.summary`.
+        blame, after, site: what is between the last equal site (None: there is none) and the differing one.
+        layer: number of the site's layer; None where it has none.
+        request, position, kind: the row in the candidate.
+        heads: numbers of the first 256 differing heads; None for rows without heads.
+        heads_differ, heads_compared, class_, elements_differ, elements, max_ulp, within_tolerance: as in the
+            finding.
+        control: whether a run of the parent against itself shows the same: the result's attribution.
+    """
+
+    inputs: str
+    blame: str
+    after: str | None
+    site: str
+    layer: int | None
+    request: str
+    position: int
+    kind: str
+    heads: list[int] | None
+    heads_differ: int | None
+    heads_compared: int | None
+    class_: str | None = msgspec.field(name="class")
+    elements_differ: int | None
+    elements: int | None
+    max_ulp: int | None
+    within_tolerance: bool | None
+    control: str
+
+
+class RowDifference(Record, frozen=True, kw_only=True):
+    """One differing row of a site whose payload was read; the fields are those of a finding."""
+
+    request: str
+    position: int
+    kind: str
+    class_: str = msgspec.field(name="class")
+    elements_differ: int | None
+    max_ulp: int | None
+    max_abs: float | None
+    cosine: float | None
+    within_tolerance: bool | None
 
 
 class RequestFirst(Record, frozen=True, kw_only=True):
@@ -266,6 +350,9 @@ class SiteResult(Record, frozen=True, kw_only=True):
     Attributes:
         missing: pairs in which the row should have been recorded and was not, by side.
         class_, max_ulp: the worst among the `rows_read` differing rows whose payload was read.
+        rows_within_tolerance: how many of `rows_read` are; None where no tolerance was given for the site.
+        within_tolerance: whether all differing rows are; None where that is not known, since no tolerance was
+            given for the site or not every differing row was read.
     """
 
     name: str = msgspec.field(name="site")
@@ -275,6 +362,8 @@ class SiteResult(Record, frozen=True, kw_only=True):
     class_: str | None = msgspec.field(name="class")
     max_ulp: int | None
     rows_read: int
+    rows_within_tolerance: int | None
+    within_tolerance: bool | None
 
 
 class RowCoverage(Record, frozen=True, kw_only=True):
@@ -435,7 +524,10 @@ class Result(Record, frozen=True, kw_only=True):
     captures: Both[CaptureFacts]
     tokens: Tokens
     speculation: Speculation | None
+    tolerances: list[Tolerance]
+    summary: Summary | None
     first: Finding | None
+    first_rows: list[RowDifference]
     rows: Rows
     requests: list[RequestFirst]
     signatures: list[Signature]

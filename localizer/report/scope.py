@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from localizer.diff.localize import CODE_BETWEEN, DRAFT_ENTRY, IN_ATTENTION
 from localizer.diff.result import DIVERGED, IDENTICAL, NO_CONTROL, Both, Record, Result
+from localizer.report import tolerance
 from localizer.report.counts import count
 from localizer.report.safe import clean
 from localizer.report.wording import no_site
@@ -56,6 +57,7 @@ def establishes(result: Result) -> list[str]:
         said.append("Both drafts read model files of equal digests.")
     if cover.weights_equal:
         said.append("Both sources loaded weights of equal digests.")
+    said += tolerance.establishes(result)
     return said
 
 
@@ -83,6 +85,7 @@ def does_not_establish(result: Result) -> list[str]:
             f"Anything about {count(missing, 'row × site pair')} that should have been recorded and was not."
         )
     said += _payload(result)
+    said += tolerance.does_not_establish(result)
     said.append("KV cache contents and block tables: they were not compared.")
     if cover.weights_equal is None and cover.model_files_equal is None:
         said.append("That both used the same weights: no digests of them are known on both sides.")

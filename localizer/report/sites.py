@@ -7,6 +7,7 @@ from itertools import groupby
 
 from localizer.diff.places import place
 from localizer.diff.result import SiteResult
+from localizer.report import tolerance
 from localizer.report.blocks import Table
 from localizer.report.safe import clean
 
@@ -64,7 +65,7 @@ def _class(run: Sequence[SiteResult]) -> str:
         return "different bytes"
     ulp = f", {site.max_ulp:,} ULP" if site.max_ulp is not None and site.max_ulp > 1 else ""
     more = f" (in {site.rows_read} rows read)" if site.rows_read < site.rows_differ else ""
-    return f"{site.class_}{ulp}{more}"
+    return "; ".join(filter(None, [f"{site.class_}{ulp}{more}", tolerance.of_site(site)]))
 
 
 def _missing(site: SiteResult) -> int:

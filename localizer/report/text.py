@@ -7,7 +7,7 @@ from typing import TextIO
 
 from localizer.diff.places import place
 from localizer.diff.result import INCONCLUSIVE, Difference, Result
-from localizer.report import patterns, sites, speculation, wording
+from localizer.report import patterns, rows, sites, speculation, summary, wording
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.safe import clean
@@ -38,6 +38,7 @@ def document(result: Result) -> Iterator[Block]:
     yield Line(wording.headline(result), "verdict")
     first = result.first
     if first is not None:
+        yield Line(summary.sentence(result))
         yield Line(wording.blame(first))
         if code := wording.code(first.segment):
             yield Line(code)
@@ -71,6 +72,7 @@ def document(result: Result) -> Iterator[Block]:
         yield Bullets([f"{wording.reason(item)}." for item in result.reasons])
     yield Line("Captures", "heading")
     yield _captures(result)
+    yield from rows.blocks(result)
     if result.sites:
         yield Line("Sites, in execution order", "heading")
         yield sites.table(result.sites)

@@ -59,6 +59,25 @@ def test_usage_errors(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("given", ["*/query=ulp:1", "*=abs:1e9|rel:1e9"])
+def test_a_tolerance_never_changes_the_exit_code(tmp_path: Path, given: str) -> None:
+    plan, candidate = CASES["diverged"]
+    pair(tmp_path / "captures", plan, **candidate)
+    done = localize(tmp_path, "candidate", "parent", "--tolerance", given, "--format", "json")
+    assert (done.returncode, done.stderr) == (1, "")
+    printed = json.loads(done.stdout)
+    assert (printed["verdict"], printed["first"]["within_tolerance"]) == ("diverged", True)
+
+
+@pytest.mark.parametrize("given", ["ulp:1", "*=", "*=ulp:x", "*=near:1", "*=abs:-1"])
+def test_a_malformed_tolerance_is_one_sentence(tmp_path: Path, given: str) -> None:
+    pair(tmp_path / "captures")
+    done = localize(tmp_path, "candidate", "parent", "--tolerance", given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert f"--tolerance {given!r}: " in done.stderr
+
+
 def test_it_starts_without_torch_vllm_and_rich(tmp_path: Path) -> None:
     pair(tmp_path / "captures")
     script = (

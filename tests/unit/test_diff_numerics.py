@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localizer.diff import numerics
-from localizer.diff.numerics import CLASSES, Detail, describe
+from localizer.diff.elements import CLASSES
+from localizer.diff.numerics import Detail, describe
 from localizer.store.dtypes import NUMPY
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
@@ -125,10 +126,10 @@ def test_sizes_are_relative_to_the_parent_and_skip_its_zeros() -> None:
     assert detail.cosine == pytest.approx(7 / (np.sqrt(10.25) * np.sqrt(5)))
 
 
-def test_overflow_is_no_number() -> None:
+def test_a_distance_that_overflows_is_no_number() -> None:
     greatest = np.finfo(np.float64).max
     detail = found(np.array([greatest]), np.array([-greatest]))
-    assert (detail.max_abs, detail.max_rel, detail.cosine) == (None, None, None)
+    assert (detail.max_abs, detail.max_rel, detail.cosine) == (None, None, -1.0)
     assert detail.max_ulp == 2 * 0x7FEFFFFFFFFFFFFF
 
 

@@ -18,6 +18,7 @@ from localizer.report.formats import render
 KEYS = {
     "schema", "verdict", "attribution", "reasons", "workloads_equal", "captures", "tokens", "first", "rows",
     "requests", "signatures", "histogram", "sites", "coverage", "differences", "scope", "speculation",
+    "tolerances", "summary", "first_rows",
 }  # fmt: skip
 
 
