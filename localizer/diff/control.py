@@ -47,7 +47,7 @@ from localizer.diff.drafts import FIRST_STEP
 from localizer.diff.keyvalue import chain
 from localizer.diff.localize import DETAILED_REQUESTS
 from localizer.diff.order import CausalOrder, causal_order
-from localizer.diff.places import INPUTS, INSIDE, place
+from localizer.diff.places import FINAL, INPUTS, INSIDE, LM_HEAD, SAMPLER, Place, place
 from localizer.diff.settings import settings
 from localizer.diff.speculation import speculation
 from localizer.diff.tokens import TokenComparison, compare_tokens
@@ -102,6 +102,19 @@ def check_controls(candidate: Capture, parent: Capture, controls: Sequence[Captu
                 "capture the parent's source once more with the parent's model."
             )
         known.append(("another control", control))
+
+
+def _lies_before(where: Place, there: Place) -> bool:
+    """Whether a site that comes earlier in execution order is known to lie upstream of another on its row.
+
+    Auxiliary hidden states are computed between layers that are not known: before the end of the forward, and
+    behind its inputs.
+    """
+    if where.draft != there.draft or where.group == there.group:
+        return False
+    if INSIDE in (where.stage, there.stage):
+        return where.stage == INPUTS or there.stage in (FINAL, LM_HEAD, SAMPLER)
+    return True
 
 
 def _same(one: Capture, other: Capture) -> bool:
@@ -267,11 +280,7 @@ class Control:
         order = [site.name for site in self._parent.sites]
         for site in np.flatnonzero(self._comparison.differ[pair]):
             where = self._places[site]
-            if where.draft != there.draft or where.group == there.group or where.stage == INSIDE:
-                continue
-            if order.index(where.name) < order.index(name) and (
-                there.stage != INSIDE or where.stage == INPUTS
-            ):
+            if order.index(where.name) < order.index(name) and _lies_before(where, there):
                 return self._where(pair, int(site))
         return None
 
@@ -357,11 +366,19 @@ def upstream_rows(parent: Capture, row: int) -> np.ndarray:
     prefixes = chain(parent, row)
     if prefixes is None:
         return np.flatnonzero(own & taken & before)
-    rows = np.flatnonzero(before)
-    rows = rows[(parent.table.prefix[rows] == prefixes[columns["position"][rows]]).all(axis=1)]
-    computed = np.zeros(position, np.bool_)
-    computed[columns["position"][rows[own[rows]]]] = True
-    return rows[own[rows] | ~computed[columns["position"][rows]]]
+    rows = _along(parent, np.flatnonzero(own & before), prefixes)
+    cached = np.ones(position, np.bool_)
+    cached[columns["position"][rows]] = False
+    if not cached.any():
+        return rows
+    foreign = _along(parent, np.flatnonzero(~own & before), prefixes)
+    return np.sort(np.r_[rows, foreign[cached[columns["position"][foreign]]]])
+
+
+def _along(parent: Capture, rows: np.ndarray, prefixes: np.ndarray) -> np.ndarray:
+    """Those of the rows whose prefix is that of their position in a text."""
+    positions = parent.table.columns["position"][rows]
+    return rows[(parent.table.prefix[rows] == prefixes[positions]).all(axis=1)]
 
 
 def _sites(examined: Examined, controls: Sequence[Control]) -> list[SiteControl]:

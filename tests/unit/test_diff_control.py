@@ -18,7 +18,7 @@ from localizer.errors import DamagedCapture, LocalizerError
 from localizer.report.scope import scope
 from localizer.store.reader import Capture
 from localizer.store.schema import VERIFY_REJECTED, Checkout, Gpu, Identity, Imported, Weights
-from localizer.wire.spec import HIDDEN, LOGITS
+from localizer.wire.spec import HIDDEN, INPUT_IDS, LOGITS
 
 QUERY = "r01.00", 4, attention(1, "query")
 FAULT: dict[str, Any] = {"changes": {QUERY: bump()}}
@@ -299,6 +299,23 @@ def test_the_target_and_earlier_draft_steps_lie_upstream_of_a_draft(
     found = compared(tmp_path, {"changes": {where: bump()}}, plan=SPECULATING, changes=fault)
     assert found.first is not None
     assert (found.first.kind, found.attribution) == ("draft-2", attribution)
+
+
+@pytest.mark.parametrize(
+    ("site", "before", "attribution"),
+    [
+        (HIDDEN, "model/auxiliary_hidden_states/1", "also-in-control"),
+        ("model/auxiliary_hidden_states/1", INPUT_IDS, "also-in-control"),
+        ("model/auxiliary_hidden_states/1", attention(0, "output"), "candidate-only"),
+        ("model/auxiliary_hidden_states/1", "model/auxiliary_hidden_states/0", "candidate-only"),
+    ],
+)
+def test_auxiliary_hidden_states_lie_between_inputs_and_end(
+    tmp_path: Path, site: str, before: str, attribution: str
+) -> None:
+    noise = {"changes": {("r00.00", 2, before): bump(()) if before == INPUT_IDS else bump()}}
+    found = compared(tmp_path, noise, plan=SPECULATING, changes={("r00.00", 2, site): bump()})
+    assert found.attribution == attribution
 
 
 def test_rejected_rows_of_earlier_steps_do_not_lie_upstream(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import Plan, attention, bump, drafted, write
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localizer.diff import diff_within
@@ -86,6 +86,7 @@ def orders(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
     return index, draw(st.permutations(numbers)), draw(st.permutations(numbers))
 
 
+@settings(deadline=None)
 @given(orders(), st.booleans(), st.integers(0, 100))
 def test_pairs_of_two_captures(
     found: tuple[int, list[int], list[int]], with_request: bool, missing: int
@@ -118,6 +119,7 @@ def test_pairs_of_two_captures(
         )
 
 
+@settings(deadline=None)
 @given(orders())
 def test_pairs_within_one_capture(found: tuple[int, list[int], list[int]]) -> None:
     """Every row but the first of its key pairs with that first one, whatever the order of rounds."""
