@@ -33,6 +33,8 @@ def document(result: Result) -> Iterator[Block]:
             f"earlier row of equal prefix, of {earlier}."
         )
         yield Line(wording.blame(first))
+        if code := wording.code(first.segment):
+            yield Line(code)
         yield Line(wording.elements(first, SIDES))
         if first.logits is not None:
             yield Line(f"Highest logits: {wording.logits(first.logits, SIDES)}")
