@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from builders import Plan, attention, bump, drafted, pair, put, toy_token
+from builders import Plan, attention, bump, drafted, pair, put, toy_token, write
 
-from localizer.diff import diff
+from localizer.diff import diff, diff_within
 from localizer.diff.result import Result
 from localizer.store.reader import Capture
 from localizer.wire.spec import LOGITS
@@ -80,6 +80,71 @@ CASES: dict[str, tuple[Plan, dict[str, object]]] = {
         {"engine": {"\x9b31m[bold]x": "\x07\u2028[/]"}, "vllm": "\x1b]0;title\x07"},
     ),
 }
+
+
+PARENTS: dict[str, tuple[dict[str, object], list[dict[str, object]]]] = {
+    "candidate-only": (
+        {"changes": {("r01.00", 4, attention(1, "query")): bump()}},
+        [{"changes": {("r01.01", 4, attention(2, "query")): bump()}}],
+    ),
+    "also-in-control": (
+        {"changes": {(name, 4, attention(1, "query")): bump() for name in ("r01.00", "r01.01")}},
+        [{}, {"changes": {("r01.00", 4, attention(1, "query")): bump((1, 2), 7)}}],
+    ),
+    "upstream": (
+        {"changes": {("r01.00", 4, attention(1, "query")): bump()}},
+        [{"changes": {("r01.00", 3, attention(2, "output")): bump()}}],
+    ),
+    "no-attribution": (
+        {"changes": {("r01.00", 4, attention(1, "query")): bump()}},
+        [
+            {"manifest": False},
+            {"vllm": "0.31.0", "engine": {"block_size": 32}},
+            {"layers": (0, 2), "observed": "0,2"},
+            {"matrix": (2, 2)},
+        ],
+    ),
+}
+"""What candidate and controls do otherwise than the parent."""
+
+WITHIN: dict[str, dict[str, object]] = {
+    "within-diverged": {
+        "prompts": ((1, 2, 3), (4, 5, 6), (1, 2, 3)),
+        "matrix": (1, 3),
+        "changes": {("r01.00", 4, attention(1, "output")): bump()},
+        "outputs": {"r01.02": [toy_token([1, 2, 3]), 0, 5, 6]},
+    },
+    "within-identical": {"matrix": (1, 2), "repeats": 2},
+    "within-speculation": {
+        "matrix": (1, 2),
+        "speculate": 3,
+        "max_tokens": 8,
+        "changes": {("r01.00", 3, drafted(attention(3, "query"), 2)): bump()},
+    },
+    "within-nothing": {"matrix": (2,), "manifest": False},
+}
+"""Captures that are compared with themselves."""
+
+
+def controlled(name: str, root: Path, *, explain: bool = False) -> Result:
+    """Write candidate, parent and controls of a case under `root` and compare them."""
+    candidate, controls = PARENTS[name]
+    one, other = pair(root, Plan(), **candidate)
+    plans = [Plan(**{"name": f"parent-{number}"} | more) for number, more in enumerate(controls, 2)]
+    captures = [Capture(write(root, plan)) for plan in plans]
+    return diff(Capture(one), Capture(other), captures, explain=explain)
+
+
+def within(name: str, root: Path, *, explain: bool = False) -> Result:
+    """Write the capture of a case under `root` and compare it with itself."""
+    return diff_within(Capture(write(root, Plan(**WITHIN[name]))), explain=explain)
+
+
+def explained(name: str, root: Path) -> Result:
+    """The result of a case of `CASES`, with its plan."""
+    plan, candidate = CASES[name]
+    one, other = pair(root, plan, **candidate)
+    return diff(Capture(one), Capture(other), explain=True)
 
 
 def result(name: str, root: Path) -> Result:

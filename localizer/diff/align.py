@@ -9,7 +9,7 @@ import numpy as np
 from localizer.store import schema
 from localizer.store.reader import Capture, Table
 
-BY_REQUEST, BY_PREFIX = "request+prefix", "prefix"
+BY_REQUEST, BY_PREFIX, WITHIN = "request+prefix", "prefix", "within"
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Alignment:
     """The plan of a comparison.
 
     Attributes:
-        by: "request+prefix" or "prefix"; rows of equal key pair in the order in which they were computed.
+        by: "request+prefix" or "prefix", rows of equal key pair in the order in which they were computed; or
+            "within", see `localizer.diff.within`.
         candidate, parent: int64 [pairs], row i of the one pairs with row i of the other; `candidate` ascends.
         unpaired_candidate, unpaired_parent: int64, the other rows.
         sites: names of the shared sites, in the candidate's execution order.
@@ -60,8 +61,8 @@ def align(candidate: Capture, parent: Capture) -> Alignment:
         by=BY_REQUEST if equal else BY_PREFIX,
         candidate=left,
         parent=right,
-        unpaired_candidate=_others(left, len(candidate.table)),
-        unpaired_parent=_others(right, len(parent.table)),
+        unpaired_candidate=others(left, len(candidate.table)),
+        unpaired_parent=others(right, len(parent.table)),
         sites=shared,
         candidate_sites=np.array([ours[name] for name in shared], np.int64),
         parent_sites=np.array([theirs[name] for name in shared], np.int64),
@@ -73,31 +74,52 @@ def align(candidate: Capture, parent: Capture) -> Alignment:
 def pair_rows(candidate: Table, parent: Table, *, with_request: bool) -> tuple[np.ndarray, np.ndarray]:
     """Rows (candidate, parent) of equal key, the k-th occurrence with the k-th; int64 [pairs] each.
 
-    The key is the prefix, and the request's index where `with_request`. Rows without a prefix never pair.
+    The key is that of `keyed`. Rows without one never pair.
     """
-    left, right = np.flatnonzero(_known(candidate)), np.flatnonzero(_known(parent))
+    left, right = np.flatnonzero(comparable(candidate)), np.flatnonzero(comparable(parent))
     ours, theirs = _keys(candidate, left, with_request), _keys(parent, right, with_request)
     if len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True)):
         return left, right  # the usual case: the same rows in the same order
-    keys = [np.concatenate(both) for both in zip(ours, theirs, strict=True)]
+    one, other = _grouped(ours, theirs)
+    width = len(one) + len(other) + 1
+    _, at_left, at_right = np.intersect1d(
+        one * width + _ranks(one), other * width + _ranks(other), assume_unique=True, return_indices=True
+    )
+    by_row = np.argsort(at_left)
+    return left[at_left[by_row]], right[at_right[by_row]]
+
+
+def keyed(*tables: Table, with_request: bool) -> list[np.ndarray]:
+    """For each table the numbers of its rows' keys, int64 [rows], equal where the keys are; 0 for no key.
+
+    The key is the prefix, the model that computed the row (the target, or which step of the draft), and the
+    request's index where `with_request`.
+    """
+    rows = [np.flatnonzero(comparable(table)) for table in tables]
+    keys = [_keys(table, these, with_request) for table, these in zip(tables, rows, strict=True)]
+    found = []
+    for table, these, group in zip(tables, rows, _grouped(*keys), strict=True):
+        numbers = np.zeros(len(table), np.int64)
+        numbers[these] = group
+        found.append(numbers)
+    return found
+
+
+def comparable(table: Table) -> np.ndarray:
+    """Bool [rows]: whether the prefix is known (an unknown one is all zero) and the row is no padding."""
+    words = _words(table)
+    return ((words[:, 0] | words[:, 1]) != 0) & (table.columns["kind"] != schema.DRAFT_PADDING)
+
+
+def _grouped(*sides: list[np.ndarray]) -> list[np.ndarray]:
+    """For the keys of each side numbers from 1 on, the same for equal keys."""
+    keys = [np.concatenate(parts) for parts in zip(*sides, strict=True)]
     order = np.lexsort(keys)
     starts = np.ones(len(order), np.bool_)
     starts[1:] = np.any([key[order[1:]] != key[order[:-1]] for key in keys], axis=0)
     group = np.empty(len(order), np.int64)
     group[order] = np.cumsum(starts)
-    split = len(left)
-    width = len(order) + 1
-    one = group[:split] * width + _ranks(group[:split])
-    other = group[split:] * width + _ranks(group[split:])
-    _, at_left, at_right = np.intersect1d(one, other, assume_unique=True, return_indices=True)
-    by_row = np.argsort(at_left)
-    return left[at_left[by_row]], right[at_right[by_row]]
-
-
-def _known(table: Table) -> np.ndarray:
-    """Bool [rows]: whether the prefix is known (an unknown one is all zero)."""
-    words = _words(table)
-    return (words[:, 0] | words[:, 1]) != 0
+    return np.split(group, np.cumsum([len(side[0]) for side in sides])[:-1])
 
 
 def _words(table: Table) -> np.ndarray:
@@ -107,7 +129,8 @@ def _words(table: Table) -> np.ndarray:
 
 def _keys(table: Table, rows: np.ndarray, with_request: bool) -> list[np.ndarray]:
     words = _words(table)
-    keys = [words[rows, 0], words[rows, 1]]
+    model = np.maximum(table.columns["kind"][rows], schema.DRAFT_PADDING)  # all kinds of the target are one
+    keys = [words[rows, 0], words[rows, 1], model]
     return [*keys, table.columns["request"][rows]] if with_request else keys
 
 
@@ -122,7 +145,8 @@ def _ranks(group: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _others(rows: np.ndarray, total: int) -> np.ndarray:
+def others(rows: np.ndarray, total: int) -> np.ndarray:
+    """The rows of a table of `total` that are not among `rows`."""
     rest = np.ones(total, np.bool_)
     rest[rows] = False
     return np.flatnonzero(rest)

@@ -35,10 +35,10 @@ def key_value_rows(
     if output.draft:
         known, differ = _written_last(candidate, alignment, comparison, row, sites)
     else:
-        chain = _chain(candidate, row)
-        if chain is None:
+        prefixes = chain(candidate, row)
+        if prefixes is None:
             return nothing
-        known, differ = _on_chain(candidate, alignment, comparison, row, sites, chain)
+        known, differ = _on_chain(candidate, alignment, comparison, row, sites, prefixes)
     return KeyValueRows(
         positions=position,
         equal=known - differ,
@@ -53,7 +53,7 @@ def _on_chain(
     comparison: Comparison,
     row: int,
     sites: list[int],
-    chain: np.ndarray,
+    along: np.ndarray,
 ) -> tuple[int, int]:
     """For a row of the target: how many earlier positions were compared, and how many of them differ."""
     columns, prefixes = candidate.table.columns, candidate.table.prefix
@@ -61,7 +61,7 @@ def _on_chain(
     rows = alignment.candidate
     eligible = np.flatnonzero((columns["position"][rows] < position) & (columns["step"][rows] <= step))
     at = columns["position"][rows[eligible]]
-    on_chain = eligible[(prefixes[rows[eligible]] == chain[at]).all(axis=1)]
+    on_chain = eligible[(prefixes[rows[eligible]] == along[at]).all(axis=1)]
     on_chain = on_chain[comparison.compared[np.ix_(on_chain, sites)].all(axis=1)]
     at = columns["position"][rows[on_chain]]
     own = columns["request"][rows[on_chain]] == request
@@ -90,7 +90,7 @@ def _written_last(
     return int(known.sum()), int((known & comparison.differ[where].any(axis=1)).sum())
 
 
-def _chain(candidate: Capture, row: int) -> np.ndarray | None:
+def chain(candidate: Capture, row: int) -> np.ndarray | None:
     """uint8 [position, 16]: prefixes of the earlier positions of a row's request; None if not known.
 
     The tokens are the prompt's, the returned ones, and those of the row's own step: drafts being verified.
@@ -106,7 +106,7 @@ def _chain(candidate: Capture, row: int) -> np.ndarray | None:
         tokens[at : at + 1] = [token]
     if len(tokens) <= position or tokens[position] != columns["token"][row] or min(tokens) < 0:
         return None
-    chain = np.frombuffer(prefix_digests(tokens), np.uint8).reshape(-1, DIGEST_BYTES)
-    if not np.array_equal(chain[position], candidate.table.prefix[row]):
+    found = np.frombuffer(prefix_digests(tokens), np.uint8).reshape(-1, DIGEST_BYTES)
+    if not np.array_equal(found[position], candidate.table.prefix[row]):
         return None
-    return chain[:position]
+    return found[:position]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localizer.diff import numerics
-from localizer.diff.align import Alignment
+from localizer.diff.align import WITHIN, Alignment
 from localizer.diff.compare import Comparison
 from localizer.diff.details import Details
 from localizer.diff.drafts import Feeding
@@ -48,6 +48,7 @@ from localizer.diff.result import (
     Unobserved,
 )
 from localizer.diff.signature import signatures
+from localizer.diff.within import key_value_within
 from localizer.store.reader import Capture
 from localizer.store.schema import KINDS
 from localizer.wire.spec import LOGITS
@@ -85,7 +86,11 @@ SCANNED_LOGITS = 512
 
 
 class Localizer:
-    """Turns differing pairs into findings."""
+    """Turns differing pairs into findings.
+
+    Attributes:
+        order: the differing pairs.
+    """
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class Localizer:
         self._alignment, self._comparison = alignment, comparison
         self._details = details
         self._places = [place(name) for name in alignment.sites]
-        self._order = causal_order(candidate, alignment, comparison.differ)
+        self.order = causal_order(candidate, alignment, comparison.differ)
         self._feeding = Feeding(candidate, parent, alignment)
         self._positions = 0
         self._code: dict[str, str] = {}
@@ -118,21 +123,21 @@ class Localizer:
 
     def first(self) -> Finding | None:
         """The causally first difference."""
-        return self._finding(0) if len(self._order.pairs) else None
+        return self._finding(0) if len(self.order.pairs) else None
 
     def first_of_target(self) -> Cause | None:
         """The causally first difference in a row of the target, if the first of all is a draft's."""
-        draft = np.array([where.draft for where in self._places], np.bool_)[self._order.site]
+        draft = np.array([where.draft for where in self._places], np.bool_)[self.order.site]
         where = np.flatnonzero(~draft)
         if not len(where) or where[0] == 0:
             return None
-        pair, site = int(self._order.pairs[where[0]]), int(self._order.site[where[0]])
+        pair, site = int(self.order.pairs[where[0]]), int(self.order.site[where[0]])
         request, position, step = self._row(int(self._alignment.candidate[pair]))
         return Cause(request=request, position=position, step=step, site=self._places[site].name)
 
     def requests(self) -> list[RequestFirst]:
         """The first difference of each request, in causal order."""
-        _, where = np.unique(self._order.request, return_index=True)
+        _, where = np.unique(self.order.request, return_index=True)
         findings = [
             self._finding(int(index), detailed=number < DETAILED_REQUESTS)
             for number, index in enumerate(np.sort(where))
@@ -141,10 +146,10 @@ class Localizer:
 
     def histogram(self) -> list[FirstAt]:
         """How many requests differ first at each site and position, the most frequent first."""
-        _, where = np.unique(self._order.request, return_index=True)
-        rows = self._alignment.candidate[self._order.pairs[where]]
+        _, where = np.unique(self.order.request, return_index=True)
+        rows = self._alignment.candidate[self.order.pairs[where]]
         positions = self._candidate.table.columns["position"][rows].tolist()
-        counts = Counter(zip(self._order.site[where].tolist(), positions, strict=True))
+        counts = Counter(zip(self.order.site[where].tolist(), positions, strict=True))
         return [
             FirstAt(
                 site=self._places[site].name,
@@ -157,14 +162,14 @@ class Localizer:
 
     def signatures(self) -> list[Signature]:
         """What the places where differences enter have in common."""
-        return signatures(self._candidate, self._alignment, self._comparison, self._order, self._details)
+        return signatures(self._candidate, self._alignment, self._comparison, self.order, self._details)
 
     def amplifier(self) -> Amplifier | None:
         """The target's first row whose argmax flips; None if none of those read does, or without payload."""
         if LOGITS not in self._alignment.sites or not self._details.stored(LOGITS):
             return None
         site = self._alignment.sites.index(LOGITS)
-        differing = self._order.pairs[self._comparison.differ[self._order.pairs, site]]
+        differing = self.order.pairs[self._comparison.differ[self.order.pairs, site]]
         for pair in differing[:SCANNED_LOGITS]:
             row, other = int(self._alignment.candidate[pair]), int(self._alignment.parent[pair])
             found = self._details.logits(row, other)
@@ -203,9 +208,9 @@ class Localizer:
 
     def first_rows(self) -> list[RowDifference]:
         """Differing rows of the first finding's site, in causal order: those whose payload was read."""
-        if not len(self._order.pairs):
+        if not len(self.order.pairs):
             return []
-        site = int(self._order.site[0])
+        site = int(self.order.site[0])
         rows = []
         for pair, detail in zip(self._differing(site, FIRST_ROWS), self._read(site, FIRST_ROWS), strict=True):
             row = int(self._alignment.candidate[pair])
@@ -229,7 +234,7 @@ class Localizer:
 
     def _differing(self, site: int, limit: int) -> np.ndarray:
         """int64: the causally first pairs that differ at a site."""
-        return self._order.pairs[self._comparison.differ[self._order.pairs, site]][:limit]
+        return self.order.pairs[self._comparison.differ[self.order.pairs, site]][:limit]
 
     def _read(self, site: int, limit: int) -> list[numerics.Detail]:
         """How the causally first differing rows of a site differ."""
@@ -245,7 +250,7 @@ class Localizer:
         return request, int(columns["position"][row]), int(columns["step"][row])
 
     def _finding(self, number: int, *, detailed: bool = True) -> Finding:
-        pair, site = int(self._order.pairs[number]), int(self._order.site[number])
+        pair, site = int(self.order.pairs[number]), int(self.order.site[number])
         row, other = int(self._alignment.candidate[pair]), int(self._alignment.parent[pair])
         compared = self._comparison.compared[pair].tolist()
         after = upstream(self._places, site, compared)
@@ -302,6 +307,9 @@ class Localizer:
         self._positions += position
         if self._positions > READ_POSITIONS:
             return KeyValueRows(positions=position, equal=0, differ=0, not_compared=position)
+        if self._alignment.by == WITHIN:
+            rows = int(self._alignment.candidate[pair]), int(self._alignment.parent[pair])
+            return key_value_within(self._candidate, *rows, output)
         return key_value_rows(self._candidate, self._alignment, self._comparison, pair, output)
 
     def _unobserved(self, after: int | None, site: int, compared: Sequence[bool]) -> Unobserved:

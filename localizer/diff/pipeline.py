@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from localizer.diff import settings, verdict
 from localizer.diff.align import Alignment, align, workloads_equal
 from localizer.diff.compare import Comparison, compare
+from localizer.diff.control import Examined, attribute, check_controls
 from localizer.diff.details import Details
+from localizer.diff.explain import Steps
+from localizer.diff.explain import explain as explained
 from localizer.diff.localize import Localizer
 from localizer.diff.places import place
 from localizer.diff.result import (
-    NO_CONTROL,
     Both,
     CaptureFacts,
     Cause,
@@ -32,25 +35,64 @@ from localizer.diff.speculation import speculation
 from localizer.diff.summary import summarize
 from localizer.diff.tokens import DecidingSteps, TokenComparison, compare_tokens
 from localizer.diff.unpaired import unpaired_rows
+from localizer.diff.within import align_within, requests_within, told_once
 from localizer.store.reader import Capture
 
 
-def diff(candidate: Capture, parent: Capture, *, tolerances: Sequence[Tolerance] = ()) -> Result:
+def diff(
+    candidate: Capture,
+    parent: Capture,
+    controls: Sequence[Capture] = (),
+    *,
+    tolerances: Sequence[Tolerance] = (),
+    explain: bool = False,
+) -> Result:
     """Compare two captures.
 
     Args:
         candidate: the capture whose rows and order findings are told in.
         parent: the capture to which it is compared.
+        controls: further captures of the parent.
         tolerances: mark what differs by little; they change neither what is compared nor the verdict.
+        explain: add the plan: how rows were paired and why others were not.
 
     Raises:
         DamagedCapture: a capture is not what its records say; checked before anything is compared.
+        LocalizerError: a capture cannot be a control of the parent.
     """
-    candidate.check()
-    parent.check()
+    check_controls(candidate, parent, controls)
+    for capture in (candidate, parent, *controls):
+        capture.check()
     equal = workloads_equal(candidate, parent)
-    alignment = align(candidate, parent)
     parity = compare_tokens(candidate, parent, equal_workloads=equal)
+    return _diff(candidate, parent, align(candidate, parent), parity, controls, tolerances, explain)
+
+
+def diff_within(capture: Capture, *, tolerances: Sequence[Tolerance] = (), explain: bool = False) -> Result:
+    """Compare rows of one capture with the first earlier ones of equal prefix (`localizer.diff.within`).
+
+    Raises:
+        DamagedCapture: the capture is not what its records say.
+    """
+    capture.check()
+    paired = requests_within(capture)
+    parity = compare_tokens(capture, capture, equal_workloads=False, paired=paired)
+    found = _diff(capture, capture, align_within(capture), parity, (), tolerances, explain)
+    speculated = found.speculation
+    if speculated is not None:
+        speculated = msgspec.structs.replace(speculated, parent=speculated.candidate)
+    return msgspec.structs.replace(found, reasons=told_once(found.reasons), speculation=speculated)
+
+
+def _diff(
+    candidate: Capture,
+    parent: Capture,
+    alignment: Alignment,
+    parity: TokenComparison,
+    controls: Sequence[Capture],
+    tolerances: Sequence[Tolerance],
+    explain: bool,
+) -> Result:
     obstacles = verdict.not_comparable(candidate, parent, parity.tokens, len(alignment))
     comparison = nothing(alignment) if obstacles else compare(candidate, parent, alignment)
     coverage = cover(candidate, parent, alignment, comparison, parity)
@@ -67,16 +109,32 @@ def diff(candidate: Capture, parent: Capture, *, tolerances: Sequence[Tolerance]
         parity.tokens,
         coverage.pairs.differ + other_drafts,
     )
+    examined = Examined(not obstacles, candidate, parent, alignment, comparison, localizer.order, parity)
+    attribution, controlled = attribute(examined, controls)
+    steps = Steps(
+        candidate=candidate,
+        parent=parent,
+        alignment=alignment,
+        parity=parity,
+        comparison=comparison,
+        order=localizer.order,
+        coverage=coverage,
+        obstacles=obstacles,
+        incomplete=incomplete,
+        differ=bool(coverage.pairs.differ + other_drafts + parity.tokens.positions_differ),
+    )
     return Result(
+        plan=explained(steps) if explain else None,
         verdict=found,
-        attribution=NO_CONTROL,
+        attribution=attribution,
+        controls=controlled,
         reasons=reasons,
-        workloads_equal=equal,
+        workloads_equal=workloads_equal(candidate, parent),
         captures=Both(candidate=_facts(candidate), parent=_facts(parent)),
         tokens=parity.tokens,
         speculation=speculated,
         tolerances=list(tolerances),
-        summary=summarize(first, NO_CONTROL),
+        summary=summarize(first, attribution),
         first=first,
         first_rows=localizer.first_rows(),
         rows=Rows(

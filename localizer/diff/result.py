@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
+
+from localizer.diff.attribution import NO_CONTROL as NO_CONTROL
+from localizer.diff.attribution import Controls
+from localizer.diff.plan import Plan
+from localizer.diff.record import Both, Record
 
 SCHEMA = 1
 
 IDENTICAL, DIVERGED, INCONCLUSIVE = "identical", "diverged", "inconclusive"
-NO_CONTROL = "no-control"
-CANDIDATE, PARENT = "candidate", "parent"
-
-T = TypeVar("T")
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all records: immutable, keyword only."""
-
-
-class Both(Record, Generic[T], frozen=True, kw_only=True):
-    """The same fact of both captures."""
-
-    candidate: T
-    parent: T
+CANDIDATE, PARENT, CAPTURE = "candidate", "parent", "capture"
 
 
 class Reason(Record, frozen=True, kw_only=True):
@@ -31,7 +22,7 @@ class Reason(Record, frozen=True, kw_only=True):
 
     Attributes:
         code: see `localizer.diff.verdict`.
-        source: "candidate", "parent", or None when it concerns both.
+        source: "candidate", "parent", "capture" (one is compared with itself), or None for both.
         detail: text kept from a capture (untrusted), else empty.
         count: how many, where something is counted.
     """
@@ -109,8 +100,8 @@ class Unobserved(Record, frozen=True, kw_only=True):
         later_layers: layers after the last recorded one may lie inside, since not all layers were recorded.
     """
 
-    layers: list[int] = []
-    sites: list[str] = []
+    layers: list[int] = msgspec.field(default_factory=list)
+    sites: list[str] = msgspec.field(default_factory=list)
     later_layers: bool = False
 
 
@@ -370,7 +361,7 @@ class RowCoverage(Record, frozen=True, kw_only=True):
     """Rows of both captures and how many found their counterpart.
 
     Attributes:
-        paired_by: "request+prefix" when the workloads are equal, else "prefix".
+        paired_by: "request+prefix" when the workloads are equal, "prefix" when not, "within" one capture.
         candidate, parent, paired: rows.
         unpaired: rows without a counterpart.
         draft_padding: those of `unpaired` that a draft computed for rejected tokens: never compared.
@@ -493,7 +484,7 @@ class Signature(Record, frozen=True, kw_only=True):
     rows: int
     equal_rows: int = 0
     number: int | None = None
-    heads: list[int] = []
+    heads: list[int] = msgspec.field(default_factory=list)
 
 
 class FirstAt(Record, frozen=True, kw_only=True):
@@ -519,6 +510,7 @@ class Result(Record, frozen=True, kw_only=True):
     schema: int = SCHEMA
     verdict: str
     attribution: str
+    controls: Controls | None
     reasons: list[Reason]
     workloads_equal: bool
     captures: Both[CaptureFacts]
@@ -535,3 +527,4 @@ class Result(Record, frozen=True, kw_only=True):
     sites: list[SiteResult]
     coverage: Coverage
     differences: list[Difference]
+    plan: Plan | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,9 +54,16 @@ class TokenComparison:
     first_step: int | None
 
 
-def compare_tokens(candidate: Capture, parent: Capture, *, equal_workloads: bool) -> TokenComparison:
-    """Compare the tokens of requests that were asked the same."""
-    paired = pair_requests(candidate, parent, equal_workloads=equal_workloads)
+def compare_tokens(
+    candidate: Capture,
+    parent: Capture,
+    *,
+    equal_workloads: bool,
+    paired: Sequence[tuple[str, str]] | None = None,
+) -> TokenComparison:
+    """Compare the tokens of requests that were asked the same: those `paired`, or as `pair_requests` does."""
+    if paired is None:
+        paired = pair_requests(candidate, parent, equal_workloads=equal_workloads)
     ours, theirs = candidate.outputs, parent.outputs
     asked = candidate.open.workload.max_tokens, parent.open.workload.max_tokens
     if asked[0] != asked[1]:  # what only one side was asked for is missing on no side
@@ -104,14 +112,7 @@ def pair_requests(candidate: Capture, parent: Capture, *, equal_workloads: bool)
     """Requests (candidate, parent) that were asked the same: of equal id, or of equal prompt in order."""
     if equal_workloads:
         return [(name, name) for name in candidate.requests]
-    numbers: dict[tuple[int, ...], int] = {}
-    known: dict[int, int] = {}
-
-    def number(prompt: list[int]) -> int:
-        if id(prompt) not in known:  # requests share their prompts: a long one is hashed once
-            known[id(prompt)] = numbers.setdefault(tuple(prompt), len(numbers))
-        return known[id(prompt)]
-
+    number = numbering()
     waiting: dict[int, list[str]] = defaultdict(list)
     for name, prompt in reversed(parent.prompts.items()):
         waiting[number(prompt)].append(name)
@@ -120,6 +121,19 @@ def pair_requests(candidate: Capture, parent: Capture, *, equal_workloads: bool)
         if names := waiting.get(number(prompt)):
             pairs.append((name, names.pop()))
     return pairs
+
+
+def numbering() -> Callable[[list[int]], int]:
+    """A function that gives equal prompts equal numbers."""
+    numbers: dict[tuple[int, ...], int] = {}
+    known: dict[int, int] = {}
+
+    def number(prompt: list[int]) -> int:
+        if id(prompt) not in known:  # requests share their prompts: a long one is hashed once
+            known[id(prompt)] = numbers.setdefault(tuple(prompt), len(numbers))
+        return known[id(prompt)]
+
+    return number
 
 
 class DecidingSteps:

@@ -34,14 +34,14 @@ def unpaired_rows(capture: Capture, rows: np.ndarray, first: Mapping[str, int | 
     """Sort the unpaired `rows`; `first` is the output index of each request's first different token."""
     kinds = capture.table.columns["kind"][rows]
     padding = kinds == DRAFT_PADDING
-    past = ~padding & _past_difference(capture, rows, first)
+    past = ~padding & past_difference(capture, rows, first)
     unknown = ~padding & ~capture.table.prefix[rows].any(axis=1)
     codes, counts = np.unique(kinds[~padding & ~past], return_counts=True)
     others = {KINDS[code]: int(number) for code, number in zip(codes, counts, strict=True)}
     return Unpaired(int(padding.sum()), int(past.sum()), int(unknown.sum()), others)
 
 
-def _past_difference(capture: Capture, rows: np.ndarray, first: Mapping[str, int | None]) -> np.ndarray:
+def past_difference(capture: Capture, rows: np.ndarray, first: Mapping[str, int | None]) -> np.ndarray:
     """Bool [rows]: whether a row was computed from the first different token of its request, or a later one.
 
     A target's row is computed from the tokens up to its position; a draft's from those up to the base of its

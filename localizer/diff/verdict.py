@@ -25,7 +25,7 @@ INCOMPLETE, MISSING, NO_ROWS, NOTHING_COMPARED = (
     "no-rows",
     "nothing-compared",
 )
-NOT_REPRODUCIBLE = "not-reproducible"
+NOT_REPRODUCIBLE, NOTHING_REPEATS = "not-reproducible", "nothing-repeats"
 
 
 def different_models(candidate: Capture, parent: Capture) -> bool:

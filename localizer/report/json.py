@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import msgspec
 
 from localizer.diff.result import Result
-from localizer.report import wording
+from localizer.report import controls, wording
 from localizer.report.scope import scope
 
 
@@ -24,4 +24,8 @@ def tree(result: Result) -> dict[str, Any]:
         {"code": item.code, "source": item.source, "text": wording.reason(item)} for item in result.reasons
     ]
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(result))
+    if result.controls is not None:
+        for item, control in zip(plain["controls"]["captures"], result.controls.captures, strict=True):
+            for reason, unfit in zip(item["unfit"], control.unfit, strict=True):
+                reason["text"] = controls.unfit(unfit)
     return {**plain, "reasons": reasons, "scope": msgspec.to_builtins(scope(result))}

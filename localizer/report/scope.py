@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from localizer.diff.localize import CODE_BETWEEN, DRAFT_ENTRY, IN_ATTENTION
-from localizer.diff.result import DIVERGED, IDENTICAL, NO_CONTROL, Both, Record, Result
-from localizer.report import tolerance
+from localizer.diff.result import IDENTICAL, Both, Record, Result
+from localizer.report import controls, tolerance, within
 from localizer.report.counts import count
 from localizer.report.safe import clean
 from localizer.report.wording import no_site
@@ -20,7 +20,14 @@ class Scope(Record, frozen=True, kw_only=True):
 
 def scope(result: Result) -> Scope:
     """The scope of a result; it never reaches past what was compared."""
-    return Scope(establishes=establishes(result), does_not_establish=does_not_establish(result))
+    if within.is_within(result):
+        return Scope(
+            establishes=within.establishes(result), does_not_establish=within.does_not_establish(result)
+        )
+    return Scope(
+        establishes=[*establishes(result), *controls.establishes(result)],
+        does_not_establish=[*controls.open_questions(result), *does_not_establish(result)],
+    )
 
 
 def establishes(result: Result) -> list[str]:
@@ -64,12 +71,7 @@ def establishes(result: Result) -> list[str]:
 def does_not_establish(result: Result) -> list[str]:
     """What the result leaves open."""
     cover = result.coverage
-    said = []
-    if result.verdict == DIVERGED and result.attribution == NO_CONTROL:
-        said.append(
-            "Whether the change or noise is the cause: the parent was not compared with itself (no control)."
-        )
-    said += _segment(result)
+    said = _segment(result)
     if cover.layers.candidate != "all" or cover.layers.parent != "all":
         said.append(
             "Anything about attention layers that were not recorded "

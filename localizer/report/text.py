@@ -7,7 +7,17 @@ from typing import TextIO
 
 from localizer.diff.places import place
 from localizer.diff.result import INCONCLUSIVE, Difference, Result
-from localizer.report import patterns, rows, sites, speculation, summary, wording
+from localizer.report import (
+    controls,
+    explain,
+    patterns,
+    rows,
+    sites,
+    speculation,
+    summary,
+    within,
+    wording,
+)
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.safe import clean
@@ -35,7 +45,19 @@ def render(result: Result, stream: TextIO) -> None:
 
 def document(result: Result) -> Iterator[Block]:
     """The report as blocks, top to bottom."""
+    yield from explain.blocks(result)
+    yield from within.document(result) if within.is_within(result) else _between(result)
+    limits = scope(result)
+    yield Line("This result establishes", "heading")
+    yield Bullets(limits.establishes or ["nothing."])
+    yield Line("It does not establish", "heading")
+    yield Bullets(limits.does_not_establish)
+
+
+def _between(result: Result) -> Iterator[Block]:
+    """The report of two captures, but for its scope."""
     yield Line(wording.headline(result), "verdict")
+    yield from controls.line(result)
     first = result.first
     if first is not None:
         yield Line(summary.sentence(result))
@@ -73,6 +95,7 @@ def document(result: Result) -> Iterator[Block]:
     yield Line("Captures", "heading")
     yield _captures(result)
     yield from rows.blocks(result)
+    yield from controls.blocks(result)
     if result.sites:
         yield Line("Sites, in execution order", "heading")
         yield sites.table(result.sites)
@@ -81,11 +104,6 @@ def document(result: Result) -> Iterator[Block]:
         yield from _settings(result.differences)
     yield Line("Coverage", "heading")
     yield Bullets(list(_coverage(result)))
-    limits = scope(result)
-    yield Line("This result establishes", "heading")
-    yield Bullets(limits.establishes or ["nothing."])
-    yield Line("It does not establish", "heading")
-    yield Bullets(limits.does_not_establish)
 
 
 def plain(block: Block) -> Iterator[str]:

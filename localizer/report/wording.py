@@ -19,8 +19,11 @@ from localizer.diff.places import (
     place,
 )
 from localizer.diff.result import (
+    CANDIDATE,
+    CAPTURE,
     DIVERGED,
     IDENTICAL,
+    PARENT,
     Finding,
     Logits,
     Reason,
@@ -122,8 +125,12 @@ def reason(item: Reason) -> str:
         verdict.MISSING: f"{who} lacks {count(item.count, 'row × site pair')} that it should have recorded",
         verdict.NO_ROWS: f"{who} recorded no rows, so no tensor was compared",
         verdict.NOTHING_COMPARED: "no row of any site is held by both captures, so no tensor was compared",
+        verdict.NOTHING_REPEATS: "no prompt and no prefix occurs twice in the capture: nothing to compare",
         verdict.NOT_REPRODUCIBLE: f"{who} does not repeat itself: a later pass returned other tokens",
     }
+    if item.source == CAPTURE:
+        sentences[verdict.MISSING] = f"{who} lacks rows that it should have recorded"
+        sentences[verdict.NOTHING_COMPARED] = "no row of any site has an earlier one of equal prefix"
     return sentences.get(item.code, clean(item.code))
 
 
@@ -273,8 +280,9 @@ def _verb(where: Place, one: str = "is", many: str = "are") -> str:
     return many if plural else one
 
 
-def elements(finding: Finding) -> str:
-    """How the two rows differ, in one sentence; empty where only digests were kept."""
+def elements(finding: Finding, sides: tuple[str, str] = (CANDIDATE, PARENT)) -> str:
+    """How the two rows, called `sides`, differ, in one sentence; empty where only digests were kept."""
+    one, other = sides
     if finding.class_ in ("dtype", "shape"):
         return f"The two sides have another {finding.class_} there."
     if finding.elements_differ is None or finding.values is None:
@@ -283,7 +291,7 @@ def elements(finding: Finding) -> str:
     index = "" if not finding.first_element else f", the first at {finding.first_element}"
     verb = "differs" if finding.elements_differ == 1 else "differ"
     if finding.max_ulp is None and finding.cosine is None and finding.class_ == "value":  # integers
-        return f"{_share(finding)} {verb}{index}: candidate {ours.decimal}, parent {theirs.decimal}."
+        return f"{_share(finding)} {verb}{index}: {one} {ours.decimal}, {other} {theirs.decimal}."
     sizes = [
         f"max {name} {value:.3g}"
         for name, value in (("abs", finding.max_abs), ("rel", finding.max_rel))
@@ -294,7 +302,7 @@ def elements(finding: Finding) -> str:
     return (
         f"{_share(finding)} {verb} "
         f"(class {finding.class_}{'; ' if sizes else ''}{', '.join(sizes)}){index}: "
-        f"candidate {ours.decimal} ({ours.hex}), parent {theirs.decimal} ({theirs.hex})."
+        f"{one} {ours.decimal} ({ours.hex}), {other} {theirs.decimal} ({theirs.hex})."
     )
 
 
@@ -302,11 +310,11 @@ def _share(finding: Finding) -> str:
     return f"{finding.elements_differ:,} of {count(finding.elements or 0, 'element')}"
 
 
-def logits(found: Logits) -> str:
-    """The two highest logits of both sides."""
+def logits(found: Logits, sides: tuple[str, str] = (CANDIDATE, PARENT)) -> str:
+    """The two highest logits of both rows, called `sides`."""
     flip = "the argmax flips" if found.argmax_flip else "the argmax is the same"
     tie = " A tie explains a flip; it does not excuse the difference." if _tied(found) else ""
-    return f"candidate {_top(found.candidate)}; parent {_top(found.parent)}; {flip}.{tie}"
+    return f"{sides[0]} {_top(found.candidate)}; {sides[1]} {_top(found.parent)}; {flip}.{tie}"
 
 
 def _tied(found: Logits) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import altered
 import msgspec
 
 from fuzz import recipes
-from localizer.diff import diff
+from localizer.diff import diff, diff_within
+from localizer.diff.result import Result
 from localizer.errors import LocalizerError
 from localizer.report import captures
 from localizer.report.formats import FORMATS, render
@@ -188,13 +191,34 @@ def use_captures(data: bytes, scratch: Path) -> None:
                 capture.row_payload(site.name, row)
     for pair in ((folder, sound), (sound, folder), (folder, folder)):
         with refusing():
-            found = diff(*map(Capture, pair))
-            for form in FORMATS:
-                stream = io.StringIO()
-                render(form, found, stream)
-                dead(stream.getvalue())
-                if form == "json":
-                    assert stream.getvalue().isascii()
+            shown(diff(*map(Capture, pair), explain=True))
+    with refusing():
+        shown(diff(Capture(sound), Capture(sound), [Capture(folder)]))
+    with refusing():
+        shown(diff(Capture(sound), Capture(folder), [Capture(_copy(sound, scratch))]))
+    with refusing():
+        shown(diff_within(Capture(folder), explain=True))
+
+
+def _copy(sound: Path, scratch: Path) -> Path:
+    """A second capture like `sound`: of another number, so that it may be a control."""
+    folder = scratch / "control" / sound.parent.name
+    if not folder.exists():
+        shutil.copytree(sound, folder)
+        document = json.loads((folder / "open.json").read_text()) | {"number": 2}
+        (folder / "open.json").write_text(json.dumps(document))
+        altered.describe(folder)
+    return folder
+
+
+def shown(found: Result) -> None:
+    """Print a result in every form."""
+    for form in FORMATS:
+        stream = io.StringIO()
+        render(form, found, stream)
+        dead(stream.getvalue())
+        if form == "json":
+            assert stream.getvalue().isascii()
 
 
 def look(capture: Capture) -> None:

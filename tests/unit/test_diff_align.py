@@ -23,7 +23,8 @@ def table(keys: list[Key]) -> Table:
     prefix[:, 15] = [key[1] for key in keys]
     request = np.array([key[0] for key in keys], np.int32)
     nothing = np.zeros((len(keys), 0), np.bool_)
-    return Table({"request": request}, prefix, np.zeros((len(keys), 0, 16), np.uint8), nothing)
+    kind = np.zeros(len(keys), np.uint8)
+    return Table({"request": request, "kind": kind}, prefix, np.zeros((len(keys), 0, 16), np.uint8), nothing)
 
 
 def captures(root: Path, plan: Plan | None = None, **candidate: object) -> tuple[Capture, Capture]:

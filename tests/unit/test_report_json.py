@@ -10,15 +10,16 @@ from pathlib import Path
 import golden
 import msgspec
 import pytest
-from cases import CASES, result
+from cases import CASES, PARENTS, WITHIN, controlled, explained, result, within
 
+from localizer.diff.plan import Plan
 from localizer.diff.result import Result
 from localizer.report.formats import render
 
 KEYS = {
     "schema", "verdict", "attribution", "reasons", "workloads_equal", "captures", "tokens", "first", "rows",
     "requests", "signatures", "histogram", "sites", "coverage", "differences", "scope", "speculation",
-    "tolerances", "summary", "first_rows",
+    "tolerances", "summary", "first_rows", "controls", "plan",
 }  # fmt: skip
 
 
@@ -47,6 +48,43 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
 @pytest.mark.parametrize("name", ["attention", "tokens", "killed", "selected", "draft", "hostile"])
 def test_json_is_as_expected(made: Made, name: str) -> None:
     golden.check(f"diff-{name}.json", printed(made(name)))
+
+
+@pytest.mark.parametrize("name", ["also-in-control", "no-attribution"])
+def test_controls_are_as_expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    golden.check(f"diff-control-{name}.json", printed(controlled(name, Path("captures"))))
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_every_control_has_its_sentences(tmp_path: Path, name: str) -> None:
+    found = controlled(name, tmp_path)
+    tree = json.loads(printed(found))
+    assert found.controls is not None
+    assert tree["attribution"] == found.attribution
+    for item, control in zip(tree["controls"]["captures"], found.controls.captures, strict=True):
+        assert [unfit["code"] for unfit in item["unfit"]] == [unfit.code for unfit in control.unfit]
+        assert all(unfit["text"] for unfit in item["unfit"])
+    again = msgspec.convert({**tree, "reasons": []}, Result)
+    assert again == msgspec.structs.replace(found, reasons=[])
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_one_capture_within(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    tree = json.loads(printed(found := within(name, Path("captures"), explain=True)))
+    assert tree["plan"]["align"]["key"] == tree["coverage"]["rows"]["paired_by"] == "within"
+    assert tree["captures"]["candidate"] == tree["captures"]["parent"]
+    assert all(item["source"] == "capture" and item["text"] for item in tree["reasons"])
+    assert msgspec.convert(tree["plan"], Plan) == found.plan
+    if name == "within-diverged":
+        golden.check(f"diff-{name}.json", printed(found))
+
+
+def test_the_plan_is_as_expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    tree = json.loads(printed(explained("workloads", Path("captures"))))
+    golden.check("diff-plan-workloads.json", json.dumps(tree["plan"], indent=1) + "\n")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -92,9 +130,12 @@ def test_the_keys_of_the_example_in_the_docs(made: Made) -> None:
 
 def test_every_key_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "result.md").read_text()
-    from localizer.diff import result as records
+    from localizer.diff import attribution, plan, result
 
-    for record in vars(records).values():
-        if isinstance(record, type) and issubclass(record, records.Record):
+    for record in (item for module in (result, attribution, plan) for item in vars(module).values()):
+        if isinstance(record, type) and issubclass(record, result.Record):
             for field in record.__struct_encode_fields__:
                 assert f"`{field}`" in page, f"{record.__name__}.{field} is not in docs/result.md"
+    codes = [code for name, code in vars(attribution).items() if name.isupper()]
+    for code in [*codes, *plan.UNPAIRED]:
+        assert f"`{code}`" in page

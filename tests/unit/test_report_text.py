@@ -9,7 +9,7 @@ from pathlib import Path
 
 import golden
 import pytest
-from cases import CASES, result
+from cases import CASES, PARENTS, WITHIN, controlled, explained, result, within
 
 from localizer.diff.result import Result
 from localizer.report import sites, text
@@ -35,7 +35,12 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         monkeypatch.chdir(folder)
-        return result(name, Path("captures"))
+        root, bare = Path("captures"), name.removeprefix("plan ")
+        if bare in WITHIN:
+            return within(bare, root, explain=bare != name)
+        if bare in PARENTS:
+            return controlled(bare, root)
+        return result(name, root) if bare == name else explained(bare, root)
 
     return make
 
@@ -57,6 +62,30 @@ def on_terminal(found: Result, monkeypatch: pytest.MonkeyPatch, width: int = 100
 @pytest.mark.parametrize("name", CASES)
 def test_plain_text_is_as_expected(made: Made, name: str) -> None:
     golden.check(f"diff-{name}.txt", plain(made(name)))
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_what_controls_say_is_as_expected(made: Made, name: str) -> None:
+    golden.check(f"diff-control-{name}.txt", plain(made(name)))
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_one_capture_within_is_as_expected(made: Made, name: str) -> None:
+    golden.check(f"diff-{name}.txt", plain(made(name)))
+
+
+@pytest.mark.parametrize("name", ["diverged", "tokens", "workloads", "speculation", "draft", "hostile"])
+def test_the_plan_is_as_expected(made: Made, name: str) -> None:
+    """What stands before the report, which is the same with a plan as without."""
+    shown = plain(made(f"plan {name}"))
+    plan, report = shown.split("\nReport\n")
+    golden.check(f"diff-plan-{name}.txt", f"{plan}\n")
+    assert report == plain(made(name))
+
+
+@pytest.mark.parametrize("name", ["within-diverged", "within-speculation"])
+def test_the_plan_within_is_as_expected(made: Made, name: str) -> None:
+    golden.check(f"diff-plan-{name}.txt", plain(made(f"plan {name}")).split("\nReport\n")[0] + "\n")
 
 
 @pytest.mark.parametrize("name", CASES)
