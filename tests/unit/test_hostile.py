@@ -233,7 +233,7 @@ EVERYWHERE = (
         ([put(OPEN, "observer", "layers", value={"$text": ["0-9999999999,", 100_000]})], (0, 0, 0, 0, 0)),
         (site_called("model.layers.99999999999999999999.self_attn.attn/output"), (0, 0, 0, 0, 0)),
         (site_called("draft:model.layers.0.self_attn.attn/output"), (0, 0, 0, 0, 0)),
-        ([["fill", ROWS, "kind", -1, 6]], (1, 0, 0, 0, 0)),  # rows of a draft, and no site of one
+        ([["fill", ROWS, "kind", -1, 6]], (1, 0, 0, 3, 3)),  # rows of a draft pair with none of the target
         ([["fill", ROWS, "kind", 0, 69]], (1, 0, 0, 0, 0)),
         ([["fill", DIGESTS, "present", -1, 0]], (1, 0, 0, 3, 3)),
         ([put(MANIFEST, "outputs", 0, "cached_tokens", value=(1 << 63) - 1)], (0, 0, 0, 0, 0)),
