@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     help="A further capture of the parent: does the parent differ from itself there? Repeatable.",
 )
 @click.option(
+    "--within", is_flag=True, help="Compare equal prefixes inside one capture; PARENT is then left out."
+)
+@click.option("--explain", is_flag=True, help="Say how rows were paired, and why others were not.")
+@click.option(
     "--tolerance",
     "tolerances",
     multiple=True,
     metavar="SITE=LIMIT",
     help="Mark differences of up to ulp:N, abs:X or rel:X at sites such as '*/query'; hides none.",
 )
-@click.option(
-    "--within", is_flag=True, help="Compare equal prefixes inside one capture; PARENT is then left out."
-)
-@click.option("--explain", is_flag=True, help="Say how rows were paired, and why others were not.")
 @output_format
 @captures_root
 @click.pass_context
@@ -44,9 +44,9 @@ def command(
     candidate: str,
     parent: str | None,
     controls: tuple[str, ...],
-    tolerances: tuple[str, ...],
     within: bool,
     explain: bool,
+    tolerances: tuple[str, ...],
     style: str,
     root: Path,
 ) -> None:
@@ -61,17 +61,16 @@ def command(
     from localizer.report.formats import render
     from localizer.store.names import load
 
-    given = [_tolerance(text) for text in tolerances]
     if within and (parent is not None or controls):
         raise click.UsageError("--within compares one capture with itself; name one, without --control.")
     if not within and parent is None:
         raise click.UsageError("Name the parent's capture as well; --within compares one with itself.")
+    given = [_tolerance(text) for text in tolerances]
     if parent is None:
         result = diff_within(load(root, candidate), tolerances=given, explain=explain)
     else:
         both = load(root, candidate), load(root, parent)
-        further = [load(root, name) for name in controls]
-        result = diff(*both, further, tolerances=given, explain=explain)
+        result = diff(*both, [load(root, name) for name in controls], tolerances=given, explain=explain)
     render(style, result, sys.stdout)
     context.exit(EXIT_CODES[result.verdict])
 

@@ -54,7 +54,7 @@ def diff(
         parent: the capture to which it is compared.
         controls: further captures of the parent.
         tolerances: mark what differs by little; they change neither what is compared nor the verdict.
-        explain: add the plan: how rows were paired and why others were not.
+        explain: whether the result holds the plan.
 
     Raises:
         DamagedCapture: a capture is not what its records say; checked before anything is compared.

@@ -94,8 +94,8 @@ def _between(result: Result) -> Iterator[Block]:
         yield Bullets([f"{wording.reason(item)}." for item in result.reasons])
     yield Line("Captures", "heading")
     yield _captures(result)
-    yield from rows.blocks(result)
     yield from controls.blocks(result)
+    yield from rows.blocks(result)
     if result.sites:
         yield Line("Sites, in execution order", "heading")
         yield sites.table(result.sites)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from localizer.diff.align import WITHIN
 from localizer.diff.result import INCONCLUSIVE, Result
-from localizer.report import patterns, sites, wording
+from localizer.report import patterns, sites, summary, tolerance, wording
+from localizer.report import rows as row_table
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.safe import clean
@@ -32,6 +33,7 @@ def document(result: Result) -> Iterator[Block]:
             f"Within {clean(result.captures.candidate.label)}: the row of {later} differs from the first "
             f"earlier row of equal prefix, of {earlier}."
         )
+        yield Line(summary.sentence(result))
         yield Line(wording.blame(first))
         if code := wording.code(first.segment):
             yield Line(code)
@@ -62,6 +64,7 @@ def document(result: Result) -> Iterator[Block]:
         ["capture", "vLLM", "state", "created", "path"],
         [[clean(it.label), clean(it.vllm), it.state, clean(it.created), clean(it.path)]],
     )
+    yield from row_table.blocks(result)
     if result.sites:
         yield Line("Sites, in execution order", "heading")
         yield sites.table(result.sites)
@@ -118,7 +121,7 @@ def establishes(result: Result) -> list[str]:
             f"{same:,} of {count(tokens.requests, 'repeated request')} returned the tokens of the first "
             f"request with the same prompt{' as far as both go' if tokens.requests_unfinished else ''}."
         )
-    return said
+    return [*said, *tolerance.establishes(result)]
 
 
 def does_not_establish(result: Result) -> list[str]:
@@ -136,6 +139,7 @@ def does_not_establish(result: Result) -> list[str]:
         said.append(f"Anything about layers that were not recorded ({clean(cover.layers.candidate)} were).")
     if cover.pairs.missing.candidate or cover.pairs.missing.parent:
         said.append("Anything about pairs that should have been recorded and were not.")
+    said += tolerance.does_not_establish(result)
     said.append("That another run of the source gives the same bytes: this is one run.")
     said.append("KV cache contents and block tables: they were not compared.")
     said.append("Quality of the output or performance.")
