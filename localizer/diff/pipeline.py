@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from localizer.diff import settings, verdict
+from localizer.diff import schedule, settings, verdict
 from localizer.diff.align import Alignment, align, workloads_equal
 from localizer.diff.compare import Comparison, compare
 from localizer.diff.control import Examined, attribute, check_controls
@@ -148,7 +148,7 @@ def _diff(
         histogram=localizer.histogram(),
         sites=[] if obstacles else localizer.sites(),
         coverage=coverage,
-        differences=settings.differences(candidate, parent),
+        differences=[*settings.differences(candidate, parent), *schedule.differences(candidate, parent)],
     )
 
 

@@ -514,6 +514,7 @@ class Result(Record, frozen=True, kw_only=True):
     reasons: list[Reason]
     workloads_equal: bool
     captures: Both[CaptureFacts]
+    differences: list[Difference]
     tokens: Tokens
     speculation: Speculation | None
     tolerances: list[Tolerance]
@@ -526,5 +527,4 @@ class Result(Record, frozen=True, kw_only=True):
     histogram: list[FirstAt]
     sites: list[SiteResult]
     coverage: Coverage
-    differences: list[Difference]
     plan: Plan | None = None

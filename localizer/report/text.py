@@ -61,6 +61,9 @@ def _between(result: Result) -> Iterator[Block]:
     first = result.first
     if first is not None:
         yield Line(summary.sentence(result))
+    yield from _parity(result.differences)
+    yield Line("Evidence", "heading")
+    if first is not None:
         yield Line(wording.blame(first))
         if code := wording.code(first.segment):
             yield Line(code)
@@ -99,9 +102,6 @@ def _between(result: Result) -> Iterator[Block]:
     if result.sites:
         yield Line("Sites, in execution order", "heading")
         yield sites.table(result.sites)
-    if result.differences:
-        yield Line("Settings that differ", "heading")
-        yield from _settings(result.differences)
     yield Line("Coverage", "heading")
     yield Bullets(list(_coverage(result)))
 
@@ -141,7 +141,12 @@ def _captures(result: Result) -> Table:
     return Table([*header, "path"], [[*row, clean(it.path)] for row, (_, it) in zip(rows, both, strict=True)])
 
 
-def _settings(differences: list[Difference]) -> Iterator[Block]:
+def _parity(differences: list[Difference]) -> Iterator[Block]:
+    """What else differs between the two captures: it often is the answer."""
+    if not differences:
+        yield Line("parity: nothing else that both captures record differs")
+        return
+    yield Line("What else differs", "heading")
     rows = [
         [clean(item.setting), _value(item.candidate), _value(item.parent)]
         for item in differences[:SETTINGS_SHOWN]
