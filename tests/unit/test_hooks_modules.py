@@ -101,6 +101,22 @@ class Layer(Module):
         return self.mlp(hidden)[0], residual
 
 
+class MlpLayer(Module):
+    """A decoder layer without a layer that has a boundary, as hybrid models have them."""
+
+    plain = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = Norm(), Linear()
+
+    def forward(self, positions: Any, hidden: Any, residual: Any) -> Any:
+        if residual is None:
+            return self.mlp(self.norm(hidden))[0], hidden.clone()
+        hidden, residual = self.norm(hidden, residual)
+        return self.mlp(hidden)[0], residual
+
+
 class Pooler(Module):
     def forward(self, x: Any) -> Any:
         return x.mean(dim=0)
@@ -171,6 +187,7 @@ def tapped(
     context = {
         f"model.layers.{index}.self_attn.attn": layer.self_attn.attn
         for index, layer in enumerate(runner.model.model.layers)
+        if hasattr(layer, "self_attn")
     }
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context, mode=mode))
     undo = taps.install(recorder, runner, config, selection, patterns, MODULE)
@@ -243,6 +260,21 @@ def test_a_stream_that_no_norm_takes_up_is_named() -> None:
     table = dict(notes.taken)
     assert notes.absent["model.layers.1/residual_after_attention"] == INLINE
     assert torch.equal(table["model.layers.1/residual"] * 0.5, table["model.norm"])
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_stream_of_a_layer_without_attention_is_whole(alone: bool) -> None:
+    runner = Runner()
+    layers = runner.model.model.layers
+    layers.append(MlpLayer())
+    if alone:
+        del layers[0], layers[0]
+    notes, recorder, _ = tapped(runner)
+    run(runner, recorder)
+    assert recorder.errors == []
+    table, last = dict(notes.taken), f"model.layers.{len(layers) - 1}"
+    assert torch.equal(table[f"{last}/residual"], table["model.norm/residual"])
+    assert last not in table
 
 
 def test_a_shared_module_goes_by_the_name_its_caller_has_for_it() -> None:
