@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from localizer.hooks import layout, runner_v1, taps  # noqa: E402 - needs torch
 from localizer.hooks.modules import INLINE, INSIDE_OP, NO_ROWS, NOT_CALLED  # noqa: E402
 from localizer.hooks.recorder import Recorder  # noqa: E402
-from localizer.wire.spec import MODULE  # noqa: E402
+from localizer.wire.spec import BOUNDARY, MODULE  # noqa: E402
 
 WIDTH, VOCABULARY = 6, 12
 Module = torch.nn.Module
@@ -180,7 +180,11 @@ STEP = SimpleNamespace(
 
 
 def tapped(
-    runner: Runner, selection: str = "all", patterns: tuple[str, ...] = ("*",), mode: int = 0
+    runner: Runner,
+    selection: str = "all",
+    patterns: tuple[str, ...] = ("*",),
+    mode: int = 0,
+    level: str = MODULE,
 ) -> tuple[Notes, Recorder, Any]:
     notes = Notes()
     recorder = Recorder(notes)  # type: ignore[arg-type]
@@ -190,7 +194,7 @@ def tapped(
         if hasattr(layer, "self_attn")
     }
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context, mode=mode))
-    undo = taps.install(recorder, runner, config, selection, patterns, MODULE)
+    undo = taps.install(recorder, runner, config, selection, patterns, level)
     runner_v1.follow(recorder, undo, runner)
     return notes, recorder, undo
 
@@ -308,6 +312,20 @@ def test_layers_and_patterns_choose() -> None:
         "model.embed", "model.layers.1.input_norm/residual", "model.layers.1.mlp", "model.layers.1/residual",
         "model.norm/residual",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("selection", "patterns", "level", "says"),
+    [
+        ("5", ("*",), MODULE, "--layers 5: there is no attention layer 5; the model has 2"),
+        ("all", ("foo*",), BOUNDARY, "no site matches --sites foo\\*"),
+    ],
+)
+def test_a_selection_of_nothing_is_refused(
+    selection: str, patterns: tuple[str, ...], level: str, says: str
+) -> None:
+    with pytest.raises(layout.CannotTap, match=says):
+        tapped(Runner(), selection, patterns, level=level)
 
 
 def test_without_taps_nothing_is_left() -> None:
