@@ -102,6 +102,8 @@ def incomplete_reasons(
     if untapped:
         name, kind = next(iter(untapped.items()))
         reasons.append(f"{len(untapped)} layers have no tap yet, first {name} ({kind})")
+    if "sites" in written and not written["sites"]:
+        reasons.append("no site was recorded: none matches the patterns of --sites")
     short = {site: rows for site, rows in coverage.items() if rows.recorded != rows.expected}
     if short:
         site, rows = next(iter(short.items()))

@@ -206,15 +206,22 @@ class ModuleTaps:
 
 
 def _block_names(model: torch.nn.Module, found: Sequence[Boundary]) -> dict[str, str]:
-    """Decoder layers, which hold a layer with a boundary: path in the model -> name by layer names.
+    """Decoder layers: path in the model -> name by layer names.
 
-    The two differ for drafts, whose layers vLLM numbers on from the target's.
+    They hold a layer with a boundary, stand beside such a one, as layers that are an MLP alone do, or hand on
+    the residual stream. Path and name differ for drafts, whose layers vLLM numbers on from the target's.
     """
     names = {id(boundary.layer): boundary.name for boundary in found}
     blocks: dict[str, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if id(module) in names and block(path):
             blocks.setdefault(block(path), block(names[id(module)]) or block(path))
+    rows = {path.rpartition(".")[0] for path in blocks}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if path and path == block(path):
+            streams = _takes(module, "residual") and any(True for _ in module.children())  # a norm has none
+            if streams or path.rpartition(".")[0] in rows:
+                blocks.setdefault(path, path)
     return blocks
 
 

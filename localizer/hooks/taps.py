@@ -55,8 +55,8 @@ def install(
     Closing what is returned takes all taps away.
 
     Raises:
-        ValueError: the selection names no layer, or no pattern matches.
-        layout.CannotTap: modules are to be tapped of a model that is compiled.
+        layout.CannotTap: the selection names no layer of this model, no pattern matches, or modules are to be
+            tapped of a model that is compiled.
     """
     if level == MODULE and not is_eager(vllm_config):
         raise layout.CannotTap(
@@ -65,7 +65,10 @@ def install(
     undo = ExitStack()
     found, untapped = boundaries(vllm_config, runner.model)
     mixing = [boundary.name for boundary in found if boundary.mixes]
-    chosen = {mixing[index] for index in parse_indices(selection, len(mixing))}
+    try:
+        chosen = {mixing[index] for index in parse_indices(selection, len(mixing))}
+    except ValueError as error:
+        raise layout.CannotTap(f"--layers {selection}: {error}") from None
     homes = {block(name) for name in chosen}
 
     def wanted_layer(home: str) -> bool:
@@ -98,7 +101,7 @@ def install(
 
     sites = [(name, rows) for name, rows in sites if matches(name)]
     if not sites and level != MODULE:
-        raise ValueError(f"no site matches {' or '.join(patterns)}")
+        raise layout.CannotTap(f"no site matches --sites {' or '.join(patterns)}")
     recorder.register(sites, absent, untapped)
 
     def in_target() -> bool:

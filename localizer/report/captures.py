@@ -28,7 +28,7 @@ def made(capture: Capture) -> str:
         f"{len(work.matrix) * work.repeats} rounds, {tokens:,} tokens"
         + (
             f", {manifest.counts['rows']:,} rows at {len(manifest.sites)} sites"
-            if manifest.sites
+            if capture.open.observer.taps
             else ", no taps"
         )
         + f", {_size(capture)}, {manifest.durations['total']:.0f} s"

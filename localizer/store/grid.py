@@ -6,11 +6,14 @@ import numpy as np
 
 from localizer.store.schema import DIGEST_BYTES
 
+SPARE_SITES = 64
+"""Room for so many sites more, and a quarter, where one comes that has none: modules come one by one."""
+
 CELL = np.dtype((np.void, DIGEST_BYTES))
 
 
 class Grid:
-    """Digests of one shard; it grows with its rows and sites.
+    """Digests of one shard; it grows with its rows and sites, and has room for more of both.
 
     Attributes:
         digest: [rows, sites] of 16 bytes, zero where nothing came in.
@@ -26,7 +29,10 @@ class Grid:
         had = self.present.shape
         if rows <= had[0] and sites <= had[1]:
             return
-        want = (had[0] if rows <= had[0] else max(rows, 2 * had[0]), max(sites, had[1]))
+        want = (
+            had[0] if rows <= had[0] else max(rows, 2 * had[0]),
+            had[1] if sites <= had[1] else max(sites, had[1] + had[1] // 4 + SPARE_SITES),
+        )
         digest, present = np.zeros(want, CELL), np.zeros(want, np.bool_)
         digest[: had[0], : had[1]], present[: had[0], : had[1]] = self.digest, self.present
         self.digest, self.present = digest, present

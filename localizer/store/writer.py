@@ -443,8 +443,8 @@ def append_journal(folder: Path, shard: Shard) -> None:
 
 def execution_order(count: int, seen: Sequence[int]) -> list[int]:
     """Indices 0..count-1 in execution order: as `seen`, each unseen one after its predecessor."""
-    order = list(seen)
+    order, known = list(seen), set(seen)
     for index in range(count):
-        if index not in seen:
+        if index not in known:
             order.insert(order.index(index - 1) + 1 if index else 0, index)
     return order

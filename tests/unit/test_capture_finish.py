@@ -37,6 +37,7 @@ def written(**changes: Any) -> dict[str, Any]:
         ({}, written(counts={"rows_without_prefix": 2}), [], ["2 rows have tokens before them"]),
         ({}, written(counts={"prompt_mismatches": 1}), [], ["1 rows have an input id"]),
         ({}, written(untapped={"m.3": "Mixer"}), [], ["1 layers have no tap yet, first m.3 (Mixer)"]),
+        ({}, written(sites=[]), [], ["no site was recorded: none matches"]),
         ({}, {}, [], []),
     ],
 )

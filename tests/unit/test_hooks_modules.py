@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from localizer.hooks import layout, runner_v1, taps  # noqa: E402 - needs torch
 from localizer.hooks.modules import INLINE, INSIDE_OP, NO_ROWS, NOT_CALLED  # noqa: E402
 from localizer.hooks.recorder import Recorder  # noqa: E402
-from localizer.wire.spec import MODULE  # noqa: E402
+from localizer.wire.spec import BOUNDARY, MODULE  # noqa: E402
 
 WIDTH, VOCABULARY = 6, 12
 Module = torch.nn.Module
@@ -101,6 +101,22 @@ class Layer(Module):
         return self.mlp(hidden)[0], residual
 
 
+class MlpLayer(Module):
+    """A decoder layer without a layer that has a boundary, as hybrid models have them."""
+
+    plain = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = Norm(), Linear()
+
+    def forward(self, positions: Any, hidden: Any, residual: Any) -> Any:
+        if residual is None:
+            return self.mlp(self.norm(hidden))[0], hidden.clone()
+        hidden, residual = self.norm(hidden, residual)
+        return self.mlp(hidden)[0], residual
+
+
 class Pooler(Module):
     def forward(self, x: Any) -> Any:
         return x.mean(dim=0)
@@ -164,16 +180,21 @@ STEP = SimpleNamespace(
 
 
 def tapped(
-    runner: Runner, selection: str = "all", patterns: tuple[str, ...] = ("*",), mode: int = 0
+    runner: Runner,
+    selection: str = "all",
+    patterns: tuple[str, ...] = ("*",),
+    mode: int = 0,
+    level: str = MODULE,
 ) -> tuple[Notes, Recorder, Any]:
     notes = Notes()
     recorder = Recorder(notes)  # type: ignore[arg-type]
     context = {
         f"model.layers.{index}.self_attn.attn": layer.self_attn.attn
         for index, layer in enumerate(runner.model.model.layers)
+        if hasattr(layer, "self_attn")
     }
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context, mode=mode))
-    undo = taps.install(recorder, runner, config, selection, patterns, MODULE)
+    undo = taps.install(recorder, runner, config, selection, patterns, level)
     runner_v1.follow(recorder, undo, runner)
     return notes, recorder, undo
 
@@ -245,6 +266,21 @@ def test_a_stream_that_no_norm_takes_up_is_named() -> None:
     assert torch.equal(table["model.layers.1/residual"] * 0.5, table["model.norm"])
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_stream_of_a_layer_without_attention_is_whole(alone: bool) -> None:
+    runner = Runner()
+    layers = runner.model.model.layers
+    layers.append(MlpLayer())
+    if alone:
+        del layers[0], layers[0]
+    notes, recorder, _ = tapped(runner)
+    run(runner, recorder)
+    assert recorder.errors == []
+    table, last = dict(notes.taken), f"model.layers.{len(layers) - 1}"
+    assert torch.equal(table[f"{last}/residual"], table["model.norm/residual"])
+    assert last not in table
+
+
 def test_a_shared_module_goes_by_the_name_its_caller_has_for_it() -> None:
     runner = Runner()
     last = runner.model.model.layers[1]
@@ -276,6 +312,20 @@ def test_layers_and_patterns_choose() -> None:
         "model.embed", "model.layers.1.input_norm/residual", "model.layers.1.mlp", "model.layers.1/residual",
         "model.norm/residual",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("selection", "patterns", "level", "says"),
+    [
+        ("5", ("*",), MODULE, "--layers 5: there is no attention layer 5; the model has 2"),
+        ("all", ("foo*",), BOUNDARY, "no site matches --sites foo\\*"),
+    ],
+)
+def test_a_selection_of_nothing_is_refused(
+    selection: str, patterns: tuple[str, ...], level: str, says: str
+) -> None:
+    with pytest.raises(layout.CannotTap, match=says):
+        tapped(Runner(), selection, patterns, level=level)
 
 
 def test_without_taps_nothing_is_left() -> None:
