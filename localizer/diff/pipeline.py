@@ -57,12 +57,13 @@ def diff(
         explain: whether the result holds the plan.
 
     Raises:
-        DamagedCapture: a capture is not what its records say; checked before anything is compared.
+        DamagedCapture: a capture is not what its records say; checked before anything is compared, but for
+            stored rows: each of them is checked when it is read.
         LocalizerError: a capture cannot be a control of the parent.
     """
     check_controls(candidate, parent, controls)
     for capture in (candidate, parent, *controls):
-        capture.check()
+        capture.check(payload=False)
     equal = workloads_equal(candidate, parent)
     parity = compare_tokens(candidate, parent, equal_workloads=equal)
     return _diff(candidate, parent, align(candidate, parent), parity, controls, tolerances, explain)
@@ -74,7 +75,7 @@ def diff_within(capture: Capture, *, tolerances: Sequence[Tolerance] = (), expla
     Raises:
         DamagedCapture: the capture is not what its records say.
     """
-    capture.check()
+    capture.check(payload=False)
     paired = requests_within(capture)
     parity = compare_tokens(capture, capture, equal_workloads=False, paired=paired)
     found = _diff(capture, capture, align_within(capture), parity, (), tolerances, explain)
@@ -94,7 +95,7 @@ def _diff(
     explain: bool,
 ) -> Result:
     obstacles = verdict.not_comparable(candidate, parent, parity.tokens, len(alignment))
-    comparison = nothing(alignment) if obstacles else compare(candidate, parent, alignment)
+    comparison = Comparison.nothing(alignment) if obstacles else compare(candidate, parent, alignment)
     coverage = cover(candidate, parent, alignment, comparison, parity)
     details = Details(candidate, parent, tolerances)
     localizer = Localizer(candidate, parent, alignment, comparison, details)
@@ -152,13 +153,6 @@ def _diff(
     )
 
 
-def nothing(alignment: Alignment) -> Comparison:
-    """The comparison of what is not comparable."""
-    shape = len(alignment), len(alignment.sites)
-    none = np.zeros(shape[1], np.int64)
-    return Comparison(np.zeros(shape, np.bool_), np.zeros(shape, np.bool_), none, none)
-
-
 def cover(
     candidate: Capture, parent: Capture, alignment: Alignment, comparison: Comparison, parity: TokenComparison
 ) -> Coverage:
@@ -195,10 +189,10 @@ def cover(
             not_applicable=skipped,
         ),
         pairs=PairCoverage(
-            compared=int(comparison.compared.sum()),
-            differ=int(comparison.differ.sum()),
-            draft_compared=int(comparison.compared[:, draft_sites].sum()),
-            draft_differ=int(comparison.differ[:, draft_sites].sum()),
+            compared=int(comparison.compared_rows.sum()),
+            differ=int(comparison.differ_rows.sum()),
+            draft_compared=int(comparison.compared_rows[draft_sites].sum()),
+            draft_differ=int(comparison.differ_rows[draft_sites].sum()),
             missing=Both(
                 candidate=int(comparison.missing_candidate.sum()), parent=int(comparison.missing_parent.sum())
             ),

@@ -144,13 +144,20 @@ class TensorFile:
         """Shape of tensor `name`."""
         return self._entries[name][1]
 
-    def array(self, name: str) -> np.ndarray:
-        """A read-only view of tensor `name` in its own dtype and shape.
+    def span(self, name: str) -> tuple[int, int]:
+        """First byte of tensor `name` in the file, and the one behind its last."""
+        return self._entries[name][2:]
+
+    def array(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """A read-only view of tensor `name`, or of its rows [start, stop), in its own dtype.
 
         Raises:
             DamagedCapture: the file cannot be read any more.
         """
         dtype, shape, begin, end = self._entries[name]
+        if stop is not None:
+            width = math.prod(shape[1:]) * NUMPY[dtype].itemsize
+            shape, begin, end = (stop - start, *shape[1:]), begin + start * width, begin + stop * width
         if begin == end:
             empty = np.empty(shape, NUMPY[dtype])
             empty.flags.writeable = False
@@ -162,7 +169,7 @@ class TensorFile:
         if begin % NUMPY[dtype].itemsize:
             raw = np.array(raw)
             raw.flags.writeable = False
-        return raw.view(NUMPY[dtype]).reshape(shape)
+        return raw.view(np.ndarray).view(NUMPY[dtype]).reshape(shape)
 
 
 def file_digest(path: Path) -> str:

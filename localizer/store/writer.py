@@ -405,8 +405,11 @@ class RankWriter:
                 what = self._sites[site]
                 raw = np.frombuffer(b"".join(part.data for _, part in stored), NUMPY[what.dtype])
                 indices = np.concatenate([rows for rows, _ in stored])
-                payload[what.name] = raw.reshape(len(indices), *(what.shape or ()))
-                payload[what.name + ROW_INDEX] = indices
+                raw = raw.reshape(len(indices), *(what.shape or ()))
+                if np.any(indices[1:] < indices[:-1]):
+                    by_row = np.argsort(indices)
+                    raw, indices = raw[by_row], indices[by_row]
+                payload[what.name], payload[what.name + ROW_INDEX] = raw, indices
         self._shard("rows", number, table, {"kinds": KINDS})
         sites = [msgspec.to_builtins(self._sites[index]) for index in order]
         self._shard("digests", number, digests, {"algorithm": DIGEST, "sites": sites})
