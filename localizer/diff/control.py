@@ -254,9 +254,11 @@ class Control:
             before: rows of the parent that lie upstream of `row`, in the order computed.
         """
         pair, site = int(self._pair[row]), self._site.get(name)
-        recorded = pair >= 0 and site is not None and bool(self._comparison.compared[pair, site])
-        if recorded and self._comparison.differ[pair, site]:
-            return DIFFERS, None
+        recorded = False
+        if pair >= 0 and site is not None:
+            recorded = bool(self._comparison.compared[pair, site])
+            if self._comparison.differ[pair, site]:
+                return DIFFERS, None
         if pair < 0 and past_difference(self._parent, np.array([row]), self._first)[0]:
             return OTHER_TOKENS, None
         upstream = self._upstream(row, name, before)

@@ -46,6 +46,7 @@ def diff(
     *,
     tolerances: Sequence[Tolerance] = (),
     explain: bool = False,
+    payload: bool = False,
 ) -> Result:
     """Compare two captures.
 
@@ -55,6 +56,7 @@ def diff(
         controls: further captures of the parent.
         tolerances: mark what differs by little; they change neither what is compared nor the verdict.
         explain: whether the result holds the plan.
+        payload: compare rows that both sides kept as well, byte for byte.
 
     Raises:
         DamagedCapture: a capture is not what its records say; checked before anything is compared, but for
@@ -66,10 +68,12 @@ def diff(
         capture.check(payload=False)
     equal = workloads_equal(candidate, parent)
     parity = compare_tokens(candidate, parent, equal_workloads=equal)
-    return _diff(candidate, parent, align(candidate, parent), parity, controls, tolerances, explain)
+    return _diff(candidate, parent, align(candidate, parent), parity, controls, tolerances, explain, payload)
 
 
-def diff_within(capture: Capture, *, tolerances: Sequence[Tolerance] = (), explain: bool = False) -> Result:
+def diff_within(
+    capture: Capture, *, tolerances: Sequence[Tolerance] = (), explain: bool = False, payload: bool = False
+) -> Result:
     """Compare rows of one capture with the first earlier ones of equal prefix (`localizer.diff.within`).
 
     Raises:
@@ -78,7 +82,7 @@ def diff_within(capture: Capture, *, tolerances: Sequence[Tolerance] = (), expla
     capture.check(payload=False)
     paired = requests_within(capture)
     parity = compare_tokens(capture, capture, equal_workloads=False, paired=paired)
-    found = _diff(capture, capture, align_within(capture), parity, (), tolerances, explain)
+    found = _diff(capture, capture, align_within(capture), parity, (), tolerances, explain, payload)
     speculated = found.speculation
     if speculated is not None:
         speculated = msgspec.structs.replace(speculated, parent=speculated.candidate)
@@ -93,10 +97,16 @@ def _diff(
     controls: Sequence[Capture],
     tolerances: Sequence[Tolerance],
     explain: bool,
+    payload: bool,
 ) -> Result:
     obstacles = verdict.not_comparable(candidate, parent, parity.tokens, len(alignment))
     comparison = Comparison.nothing(alignment) if obstacles else compare(candidate, parent, alignment)
     coverage = cover(candidate, parent, alignment, comparison, parity)
+    if payload and not obstacles:
+        from localizer.diff.stored import compare_stored  # threads and ctypes take time to import
+
+        stored = compare_stored(candidate, parent, alignment, comparison)
+        coverage = msgspec.structs.replace(coverage, stored=stored)
     details = Details(candidate, parent, tolerances)
     localizer = Localizer(candidate, parent, alignment, comparison, details)
     first = localizer.first()

@@ -16,9 +16,8 @@ import xxhash
 from localizer.errors import DamagedCapture, NotACapture
 from localizer.store import schema, tensors, trace
 from localizer.store.expected import applicable
-from localizer.store.schema import DIGEST, DIGEST_BYTES, UNFINISHED, Manifest, Open, Shard, Site
+from localizer.store.schema import COLUMNS, DIGEST, DIGEST_BYTES, UNFINISHED, Manifest, Open, Shard, Site
 from localizer.store.sets import RowSet, Table, stack
-from localizer.store.steps import COLUMNS
 from localizer.store.trace import StepTrace
 from localizer.wire.spec import TOKEN_ROWS
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from localizer.errors import DamagedCapture
-from localizer.store.schema import DIGEST_BYTES, Site
+from localizer.store.schema import DIGEST_BYTES, ROW_INDEX, Site
 from localizer.store.tensors import TensorFile
-from localizer.store.writer import ROW_INDEX
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,9 @@ class RowSet:
 class Stacked:
     """An array over all rows of a capture whose rows lie in its sets; nothing of it is held in memory.
 
-    `stacked[rows]` is a numpy array; `rows` is a row, a slice, or an array of rows in any order. Rows that are
-    neighbours in one set are a read-only view of the file, others a copy. Behind a row or a slice further
-    indices may follow, as in `stacked[:, column]`.
+    `stacked[rows]` is a numpy array; `rows` is a row, a slice, or an array of rows in any order. Rows that
+    are neighbours in one set are a read-only view of the file, others a copy. Behind a row or a slice
+    further indices may follow, as in `stacked[:, column]`.
 
     Args:
         sets: the sets, by their first row.

@@ -18,15 +18,17 @@ from localizer.store.dtypes import NUMPY
 from localizer.store.grid import Grid
 from localizer.store.prefix import RequestPrefixes
 from localizer.store.schema import (
+    COLUMNS,
     DIGEST,
     DIGEST_BYTES,
     JOURNAL,
     KINDS,
+    ROW_INDEX,
     Shard,
     Site,
 )
 from localizer.store.selection import EVERYTHING, Selection, Selector
-from localizer.store.steps import COLUMNS, Batch, Known, Step, Stored, StreamError
+from localizer.store.steps import Batch, Known, Step, Stored, StreamError
 from localizer.wire.spec import ALL_ROWS, DRAFT_LOGIT_ROWS, DRAFT_ROWS, LOGIT_ROWS, TOKEN_ROWS
 
 SHARD_ROWS = 4096
@@ -34,9 +36,6 @@ SHARD_ROWS = 4096
 
 SHARD_BYTES = 64 << 20
 """... or this many bytes of payload, whichever comes first."""
-
-ROW_INDEX = "#rows"
-"""Suffix of the payload tensor that holds the row indices (within the shard) of a site's stored rows."""
 
 TARGET_KINDS, DRAFT_KINDS = (ALL_ROWS, LOGIT_ROWS), (DRAFT_LOGIT_ROWS, DRAFT_ROWS)
 ROW_KINDS = (*TARGET_KINDS, TOKEN_ROWS, *DRAFT_KINDS)

@@ -190,7 +190,7 @@ def test_payload_that_contradicts_its_digest_is_damage(tmp_path: Path) -> None:
     one = write(tmp_path, replace(plan, changes=CHANGE))
     other = write(tmp_path, replace(plan, name="parent"))
     forge(one, PAYLOAD, arrays={attention(1, "query"): column(other, PAYLOAD, attention(1, "query"))})
-    with pytest.raises(DamagedCapture, match="payload-00000.*does not have its digest"):
+    with pytest.raises(DamagedCapture, match="does not have its digest"):
         diff(Capture(one), Capture(other))
 
 

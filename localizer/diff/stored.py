@@ -1,0 +1,206 @@
+"""Stored rows against stored rows, byte for byte: digests are not trusted but held against what was found."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from localizer.diff.align import Alignment
+from localizer.diff.compare import Comparison, same_layout
+from localizer.diff.result import StoredCoverage
+from localizer.errors import DamagedCapture
+from localizer.store.reader import Capture
+from localizer.store.sets import RowSet
+
+BLOCK_BYTES = 4 << 20
+"""Bytes compared at once; a single row may be longer."""
+
+TASK_BYTES = 16 << 20
+"""Bytes that a thread is given at a time."""
+
+MOST_THREADS = 8
+"""More of them wait for memory."""
+
+_memcmp = ctypes.CDLL(None).memcmp  # without the interpreter's lock
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Pairs of rows of one site that are neighbours in both files.
+
+    Attributes:
+        site: index into the shared sites.
+        pairs: int64 [n], indices into the alignment.
+        width: bytes of a row.
+        ours, theirs: uint8 [n * width], mapped.
+    """
+
+    site: int
+    pairs: np.ndarray
+    width: int
+    ours: np.ndarray
+    theirs: np.ndarray
+
+
+def compare_stored(
+    candidate: Capture, parent: Capture, alignment: Alignment, comparison: Comparison
+) -> StoredCoverage:
+    """Compare every pair of rows that both captures kept, in several threads.
+
+    Raises:
+        DamagedCapture: bytes and digests do not say the same.
+    """
+    pairs = differ = size = 0
+    for block, rows in _in_threads(_tasks(blocks(candidate, parent, alignment))):
+        expected = comparison.differ[block.pairs, block.site]
+        if not np.array_equal(rows, expected) or not comparison.compared[block.pairs, block.site].all():
+            raise _contradiction(candidate, parent, alignment, block, rows ^ expected)
+        pairs += len(rows)
+        differ += int(rows.sum())
+        size += block.ours.nbytes
+    return StoredCoverage(pairs=pairs, differ=differ, bytes=size)
+
+
+def blocks(candidate: Capture, parent: Capture, alignment: Alignment) -> Iterator[Block]:
+    """What is to be compared, file after file; rows of another dtype or shape are not, they differ."""
+    layout = same_layout(candidate, parent, alignment)
+    sites = [(index, name) for index, name in enumerate(alignment.sites) if layout[index]]
+    starts = np.array([part.start for part in parent.sets], np.int64)
+    for ours in candidate.sets:
+        if ours.payload is None:
+            continue
+        first, end = np.searchsorted(alignment.candidate, [ours.start, ours.start + ours.count])
+        owners = np.searchsorted(starts, alignment.parent[first:end], side="right") - 1
+        for owner in np.unique(owners):
+            theirs = parent.sets[owner]
+            if theirs.payload is not None:
+                yield from _of_sets(ours, theirs, alignment, first + np.flatnonzero(owners == owner), sites)
+
+
+def _of_sets(
+    ours: RowSet, theirs: RowSet, alignment: Alignment, pairs: np.ndarray, sites: list[tuple[int, str]]
+) -> Iterator[Block]:
+    """The blocks of two sets, of which `pairs` are rows."""
+    assert ours.payload is not None
+    assert theirs.payload is not None
+    files = ours.open(ours.payload), theirs.open(theirs.payload)
+    rows = alignment.candidate[pairs] - ours.start, alignment.parent[pairs] - theirs.start
+    memory = files[0].memory(), files[1].memory()
+    known: dict[tuple[bytes, bytes], list[tuple[int, int, np.ndarray]]] = {}  # most sites keep the same rows
+    for index, name in sites:
+        if name not in files[0] or name not in files[1]:
+            continue
+        kept = ours.kept_rows(name), theirs.kept_rows(name)
+        key = kept[0].tobytes(), kept[1].tobytes()
+        if key not in known:
+            ours.check_kept_rows(name)
+            theirs.check_kept_rows(name)
+            known[key] = runs(kept[0], kept[1], rows[0], rows[1], pairs)
+        begin, other = files[0].span(name)[0], files[1].span(name)[0]
+        width = files[0].row_bytes(name)
+        for left, right, run in known[key]:
+            step = max(1, BLOCK_BYTES // max(1, width))
+            for start in range(0, len(run), step):
+                part = run[start : start + step]
+                one, two = begin + (left + start) * width, other + (right + start) * width
+                size = len(part) * width
+                yield Block(index, part, width, memory[0][one : one + size], memory[1][two : two + size])
+
+
+def runs(
+    kept: np.ndarray, other_kept: np.ndarray, rows: np.ndarray, other_rows: np.ndarray, pairs: np.ndarray
+) -> list[tuple[int, int, np.ndarray]]:
+    """Runs of pairs that both sides kept and that are neighbours in both.
+
+    Args:
+        kept: int64, ascending, which rows the candidate kept.
+        other_kept: the same of the parent.
+        rows: int64 [pairs], the rows of the candidate that pair.
+        other_rows: the same of the parent.
+        pairs: int64 [pairs], the pairs themselves.
+
+    Returns:
+        For each run where its first row lies among those that were kept, on both sides, and its pairs.
+    """
+    at, other = _places(kept, rows), _places(other_kept, other_rows)
+    both = (at >= 0) & (other >= 0)
+    at, other, pairs = at[both], other[both], pairs[both]
+    if not len(pairs):
+        return []
+    cuts = np.flatnonzero((np.diff(at) != 1) | (np.diff(other) != 1)) + 1
+    edges = [0, *cuts.tolist(), len(pairs)]
+    return [(int(at[a]), int(other[a]), pairs[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+def _places(kept: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """int64 [rows]: where each row lies among those that were kept; -1 where it was not."""
+    if not len(kept):
+        return np.full(len(rows), -1)
+    at = np.minimum(np.searchsorted(kept, rows), len(kept) - 1)
+    return np.where(kept[at] == rows, at, -1)
+
+
+def _tasks(found: Iterable[Block]) -> Iterator[list[Block]]:
+    """Blocks in portions that are worth handing to a thread."""
+    task: list[Block] = []
+    size = 0
+    for block in found:
+        task.append(block)
+        size += block.ours.nbytes
+        if size >= TASK_BYTES:
+            yield task
+            task, size = [], 0
+    if task:
+        yield task
+
+
+def _in_threads(tasks: Iterable[list[Block]]) -> Iterator[tuple[Block, np.ndarray]]:
+    """Every block, in order, with its differing rows; few tasks are planned ahead: memory stays flat."""
+    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
+    waiting: deque[tuple[list[Block], Future[list[np.ndarray]]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for task in tasks:
+            waiting.append((task, pool.submit(_compare, task)))
+            if len(waiting) > 2 * threads:
+                done, future = waiting.popleft()
+                yield from zip(done, future.result(), strict=True)
+        for done, future in waiting:
+            yield from zip(done, future.result(), strict=True)
+
+
+def _compare(task: list[Block]) -> list[np.ndarray]:
+    return [differing(block) for block in task]
+
+
+def differing(block: Block) -> np.ndarray:
+    """Bool [pairs]: which rows of a block differ; they are looked at one by one only if some do."""
+    ours, theirs = block.ours, block.theirs
+    if not _memcmp(ours.ctypes.data, theirs.ctypes.data, ours.nbytes):
+        return np.zeros(len(block.pairs), np.bool_)
+    shape = len(block.pairs), block.width
+    return np.asarray((ours.reshape(shape) != theirs.reshape(shape)).any(axis=1))
+
+
+def _contradiction(
+    candidate: Capture, parent: Capture, alignment: Alignment, block: Block, wrong: np.ndarray
+) -> DamagedCapture:
+    """Which of the rows of a block does not have its digest."""
+    name = alignment.sites[block.site]
+    for pair in [*block.pairs[wrong], *block.pairs[~wrong]]:
+        for capture, row in ((candidate, alignment.candidate[pair]), (parent, alignment.parent[pair])):
+            try:
+                capture.row_payload(name, int(row))
+            except DamagedCapture as error:
+                return error
+    folders = f"{candidate.folder} and {parent.folder}"
+    return DamagedCapture(
+        f"{folders} hold different rows of {name[:80]!r} with the same digest; do not trust them."
+    )
