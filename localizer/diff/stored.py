@@ -17,6 +17,7 @@ from localizer.diff.compare import Comparison, same_layout
 from localizer.diff.result import StoredCoverage
 from localizer.errors import DamagedCapture
 from localizer.store.reader import Capture
+from localizer.store.schema import ROW_INDEX
 from localizer.store.sets import RowSet
 
 BLOCK_BYTES = 4 << 20
@@ -39,12 +40,16 @@ class Block:
     Attributes:
         site: index into the shared sites.
         pairs: int64 [n], indices into the alignment.
+        expected: bool [n], which of them differ as the digests say.
+        recorded: whether both captures have digests of all of them.
         width: bytes of a row.
         ours, theirs: uint8 [n * width], mapped.
     """
 
     site: int
     pairs: np.ndarray
+    expected: np.ndarray
+    recorded: bool
     width: int
     ours: np.ndarray
     theirs: np.ndarray
@@ -59,17 +64,18 @@ def compare_stored(
         DamagedCapture: bytes and digests do not say the same.
     """
     pairs = differ = size = 0
-    for block, rows in _in_threads(_tasks(blocks(candidate, parent, alignment))):
-        expected = comparison.differ[block.pairs, block.site]
-        if not np.array_equal(rows, expected) or not comparison.compared[block.pairs, block.site].all():
-            raise _contradiction(candidate, parent, alignment, block, rows ^ expected)
+    for block, rows in _in_threads(_tasks(blocks(candidate, parent, alignment, comparison))):
+        if not block.recorded or not np.array_equal(rows, block.expected):
+            raise _contradiction(candidate, parent, alignment, block, rows ^ block.expected)
         pairs += len(rows)
         differ += int(rows.sum())
         size += block.ours.nbytes
     return StoredCoverage(pairs=pairs, differ=differ, bytes=size)
 
 
-def blocks(candidate: Capture, parent: Capture, alignment: Alignment) -> Iterator[Block]:
+def blocks(
+    candidate: Capture, parent: Capture, alignment: Alignment, comparison: Comparison
+) -> Iterator[Block]:
     """What is to be compared, file after file; rows of another dtype or shape are not, they differ."""
     layout = same_layout(candidate, parent, alignment)
     sites = [(index, name) for index, name in enumerate(alignment.sites) if layout[index]]
@@ -82,37 +88,53 @@ def blocks(candidate: Capture, parent: Capture, alignment: Alignment) -> Iterato
         for owner in np.unique(owners):
             theirs = parent.sets[owner]
             if theirs.payload is not None:
-                yield from _of_sets(ours, theirs, alignment, first + np.flatnonzero(owners == owner), sites)
+                pairs = first + np.flatnonzero(owners == owner)
+                yield from _of_sets(ours, theirs, alignment, comparison, pairs, sites)
 
 
 def _of_sets(
-    ours: RowSet, theirs: RowSet, alignment: Alignment, pairs: np.ndarray, sites: list[tuple[int, str]]
+    ours: RowSet,
+    theirs: RowSet,
+    alignment: Alignment,
+    comparison: Comparison,
+    pairs: np.ndarray,
+    sites: list[tuple[int, str]],
 ) -> Iterator[Block]:
     """The blocks of two sets, of which `pairs` are rows."""
     assert ours.payload is not None
     assert theirs.payload is not None
-    files = ours.open(ours.payload), theirs.open(theirs.payload)
-    rows = alignment.candidate[pairs] - ours.start, alignment.parent[pairs] - theirs.start
-    memory = files[0].memory(), files[1].memory()
+    file, other = ours.open(ours.payload), theirs.open(theirs.payload)
+    memory, other_memory = file.memory(), other.memory()
+    rows, other_rows = alignment.candidate[pairs] - ours.start, alignment.parent[pairs] - theirs.start
+    differ, compared = comparison.differ[pairs], comparison.compared[pairs]
+    everything = np.arange(len(pairs))
     known: dict[tuple[bytes, bytes], list[tuple[int, int, np.ndarray]]] = {}  # most sites keep the same rows
     for index, name in sites:
-        if name not in files[0] or name not in files[1]:
+        if name not in file or name not in other:
             continue
-        kept = ours.kept_rows(name), theirs.kept_rows(name)
-        key = kept[0].tobytes(), kept[1].tobytes()
+        spans = file.span(name + ROW_INDEX), other.span(name + ROW_INDEX)
+        key = memory[slice(*spans[0])].tobytes(), other_memory[slice(*spans[1])].tobytes()
         if key not in known:
             ours.check_kept_rows(name)
             theirs.check_kept_rows(name)
-            known[key] = runs(kept[0], kept[1], rows[0], rows[1], pairs)
-        begin, other = files[0].span(name)[0], files[1].span(name)[0]
-        width = files[0].row_bytes(name)
-        for left, right, run in known[key]:
-            step = max(1, BLOCK_BYTES // max(1, width))
+            known[key] = runs(ours.kept_rows(name), theirs.kept_rows(name), rows, other_rows, everything)
+        begin, other_begin = file.span(name)[0], other.span(name)[0]
+        width = file.row_bytes(name)
+        step = max(1, BLOCK_BYTES // max(1, width))
+        for at, other_at, run in known[key]:
             for start in range(0, len(run), step):
                 part = run[start : start + step]
-                one, two = begin + (left + start) * width, other + (right + start) * width
+                one, two = begin + (at + start) * width, other_begin + (other_at + start) * width
                 size = len(part) * width
-                yield Block(index, part, width, memory[0][one : one + size], memory[1][two : two + size])
+                yield Block(
+                    site=index,
+                    pairs=pairs[part],
+                    expected=differ[part, index],
+                    recorded=bool(compared[part, index].all()),
+                    width=width,
+                    ours=memory[one : one + size],
+                    theirs=other_memory[two : two + size],
+                )
 
 
 def runs(
