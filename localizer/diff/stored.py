@@ -21,10 +21,10 @@ from localizer.store.schema import ROW_INDEX
 from localizer.store.sets import RowSet
 
 BLOCK_BYTES = 4 << 20
-"""Bytes compared at once; a single row may be longer."""
+"""Most bytes of a block, of which single rows are looked at where it differs; a single row may be longer."""
 
 TASK_BYTES = 16 << 20
-"""Bytes that a thread is given at a time."""
+"""Bytes that a thread is given at a time: few tasks, since each has to wait for the interpreter's lock."""
 
 MOST_THREADS = 8
 """More of them wait for memory."""
@@ -43,7 +43,8 @@ class Block:
         expected: bool [n], which of them differ as the digests say.
         recorded: whether both captures have digests of all of them.
         width: bytes of a row.
-        ours, theirs: uint8 [n * width], mapped.
+        files: both files, each uint8, mapped.
+        at: where the rows begin in the two.
     """
 
     site: int
@@ -51,8 +52,13 @@ class Block:
     expected: np.ndarray
     recorded: bool
     width: int
-    ours: np.ndarray
-    theirs: np.ndarray
+    files: tuple[np.ndarray, np.ndarray]
+    at: tuple[int, int]
+
+    @property
+    def size(self) -> int:
+        """Bytes of one side."""
+        return len(self.pairs) * self.width
 
 
 def compare_stored(
@@ -69,7 +75,7 @@ def compare_stored(
             raise _contradiction(candidate, parent, alignment, block, rows ^ block.expected)
         pairs += len(rows)
         differ += int(rows.sum())
-        size += block.ours.nbytes
+        size += block.size
     return StoredCoverage(pairs=pairs, differ=differ, bytes=size)
 
 
@@ -104,36 +110,32 @@ def _of_sets(
     assert ours.payload is not None
     assert theirs.payload is not None
     file, other = ours.open(ours.payload), theirs.open(theirs.payload)
-    memory, other_memory = file.memory(), other.memory()
+    memory = file.memory(), other.memory()
     rows, other_rows = alignment.candidate[pairs] - ours.start, alignment.parent[pairs] - theirs.start
     differ, compared = comparison.differ[pairs], comparison.compared[pairs]
     everything = np.arange(len(pairs))
     known: dict[tuple[bytes, bytes], list[tuple[int, int, np.ndarray]]] = {}  # most sites keep the same rows
-    for index, name in sites:
-        if name not in file or name not in other:
-            continue
+    both = [(file.span(name)[0], index, name) for index, name in sites if name in file and name in other]
+    for begin, index, name in sorted(both):
         spans = file.span(name + ROW_INDEX), other.span(name + ROW_INDEX)
-        key = memory[slice(*spans[0])].tobytes(), other_memory[slice(*spans[1])].tobytes()
+        key = memory[0][slice(*spans[0])].tobytes(), memory[1][slice(*spans[1])].tobytes()
         if key not in known:
             ours.check_kept_rows(name)
             theirs.check_kept_rows(name)
             known[key] = runs(ours.kept_rows(name), theirs.kept_rows(name), rows, other_rows, everything)
-        begin, other_begin = file.span(name)[0], other.span(name)[0]
-        width = file.row_bytes(name)
+        other_begin, width = other.span(name)[0], file.row_bytes(name)
         step = max(1, BLOCK_BYTES // max(1, width))
         for at, other_at, run in known[key]:
             for start in range(0, len(run), step):
                 part = run[start : start + step]
-                one, two = begin + (at + start) * width, other_begin + (other_at + start) * width
-                size = len(part) * width
                 yield Block(
                     site=index,
                     pairs=pairs[part],
                     expected=differ[part, index],
                     recorded=bool(compared[part, index].all()),
                     width=width,
-                    ours=memory[one : one + size],
-                    theirs=other_memory[two : two + size],
+                    files=memory,
+                    at=(begin + (at + start) * width, other_begin + (other_at + start) * width),
                 )
 
 
@@ -176,7 +178,7 @@ def _tasks(found: Iterable[Block]) -> Iterator[list[Block]]:
     size = 0
     for block in found:
         task.append(block)
-        size += block.ours.nbytes
+        size += block.size
         if size >= TASK_BYTES:
             yield task
             task, size = [], 0
@@ -199,16 +201,43 @@ def _in_threads(tasks: Iterable[list[Block]]) -> Iterator[tuple[Block, np.ndarra
 
 
 def _compare(task: list[Block]) -> list[np.ndarray]:
-    return [differing(block) for block in task]
+    """For each block which of its rows differ; blocks that lie one behind the other are compared at once."""
+    found: list[np.ndarray] = []
+    start = 0
+    for end in range(1, len(task) + 1):
+        if end < len(task) and _follows(task[end], task[end - 1]):
+            continue
+        group = task[start:end]
+        if _equal(group[0], sum(block.size for block in group)):
+            found += [np.zeros(len(block.pairs), np.bool_) for block in group]
+        else:
+            found += map(differing, group)
+        start = end
+    return found
+
+
+def _follows(block: Block, other: Block) -> bool:
+    """Whether a block begins in both files where another ends."""
+    return block.files is other.files and all(
+        here == there + other.size for here, there in zip(block.at, other.at, strict=True)
+    )
+
+
+def _equal(first: Block, size: int) -> bool:
+    """Whether as many bytes from the beginning of a block on are the same."""
+    one, two = (file[at : at + size].ctypes.data for file, at in zip(first.files, first.at, strict=True))
+    return not _memcmp(one, two, size)
 
 
 def differing(block: Block) -> np.ndarray:
     """Bool [pairs]: which rows of a block differ; they are looked at one by one only if some do."""
-    ours, theirs = block.ours, block.theirs
-    if not _memcmp(ours.ctypes.data, theirs.ctypes.data, ours.nbytes):
+    if _equal(block, block.size):
         return np.zeros(len(block.pairs), np.bool_)
-    shape = len(block.pairs), block.width
-    return np.asarray((ours.reshape(shape) != theirs.reshape(shape)).any(axis=1))
+    ours, theirs = (
+        file[at : at + block.size].reshape(len(block.pairs), block.width)
+        for file, at in zip(block.files, block.at, strict=True)
+    )
+    return np.asarray((ours != theirs).any(axis=1))
 
 
 def _contradiction(

@@ -104,9 +104,9 @@ class RowSet:
 class Stacked:
     """An array over all rows of a capture whose rows lie in its sets; nothing of it is held in memory.
 
-    `stacked[rows]` is a numpy array; `rows` is a row, a slice, or an array of rows in any order. Rows that
-    are neighbours in one set are a read-only view of the file, others a copy. Behind a row or a slice
-    further indices may follow, as in `stacked[:, column]`.
+    `stacked[rows]` is a numpy array; `rows` is a row, a slice, or an array of rows in any order or of bool.
+    Rows that are neighbours in one set are a read-only view of the file, others a copy. Behind a row or a
+    slice further indices may follow, as in `stacked[:, column]`.
 
     Args:
         sets: the sets, by their first row.
@@ -142,7 +142,8 @@ class Stacked:
             return found[tuple(rest)]
         if rest:
             raise TypeError("behind an array of rows there is no further index")
-        return self._pick(np.asarray(rows))
+        chosen = np.asarray(rows)
+        return self._pick(np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64))
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._run(0, len(self)), dtype=dtype)  # type: ignore[call-overload]

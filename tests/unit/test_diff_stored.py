@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from altered import DIGESTS, PAYLOAD, column, describe, forge, small
 from builders import Plan, attention, bump, pair, write
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localizer.diff import diff, stored
@@ -257,6 +257,7 @@ def test_the_command(tmp_path: Path) -> None:
 INDICES = st.lists(st.integers(0, 12), unique=True)
 
 
+@settings(deadline=None)
 @given(INDICES.map(sorted), INDICES.map(sorted), st.lists(st.integers(0, 12), unique=True), st.randoms())
 def test_runs_are_all_pairs_that_both_kept(
     kept: list[int], other_kept: list[int], rows: list[int], rng: Any
