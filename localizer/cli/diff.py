@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     metavar="SITE=LIMIT",
     help="Mark differences of up to ulp:N, abs:X or rel:X at sites such as '*/query'; hides none.",
 )
+@click.option(
+    "--payload", is_flag=True, help="Compare the stored rows byte for byte too, instead of trusting digests."
+)
 @output_format
 @captures_root
 @click.pass_context
@@ -47,6 +50,7 @@ def command(
     within: bool,
     explain: bool,
     tolerances: tuple[str, ...],
+    payload: bool,
     style: str,
     root: Path,
 ) -> None:
@@ -67,10 +71,11 @@ def command(
         raise click.UsageError("Name the parent's capture as well; --within compares one with itself.")
     given = [_tolerance(text) for text in tolerances]
     if parent is None:
-        result = diff_within(load(root, candidate), tolerances=given, explain=explain)
+        result = diff_within(load(root, candidate), tolerances=given, explain=explain, payload=payload)
     else:
         both = load(root, candidate), load(root, parent)
-        result = diff(*both, [load(root, name) for name in controls], tolerances=given, explain=explain)
+        further = [load(root, name) for name in controls]
+        result = diff(*both, further, tolerances=given, explain=explain, payload=payload)
     render(style, result, sys.stdout)
     context.exit(EXIT_CODES[result.verdict])
 

@@ -42,7 +42,7 @@ from localizer.diff.attribution import (
     SiteControl,
     Unfit,
 )
-from localizer.diff.compare import Comparison, compare
+from localizer.diff.compare import CHUNK_BYTES, Comparison, compare
 from localizer.diff.drafts import FIRST_STEP
 from localizer.diff.keyvalue import chain
 from localizer.diff.localize import DETAILED_REQUESTS
@@ -200,17 +200,17 @@ class Control:
 
     def facts(self, at_first: str, upstream: ControlPlace | None) -> ControlFacts:
         """The summary, with what the control shows at the first difference of candidate and parent."""
-        capture, tokens, differ = self._control, self._parity.tokens, self._comparison.differ
-        order = causal_order(self._parent, self._alignment, differ)
+        capture, tokens = self._control, self._parity.tokens
+        order = causal_order(self._parent, self._alignment, self._comparison.differ)
         first = None
         if len(order.pairs):
             first = self._where(int(order.pairs[0]), int(order.site[0]))
-        compared = int(self._comparison.compared.sum())
+        compared, differing = (
+            int(rows.sum()) for rows in (self._comparison.compared_rows, self._comparison.differ_rows)
+        )
         drafted = speculation(self._parent, capture, self._alignment)
         missing = self._comparison.missing_candidate.sum() + self._comparison.missing_parent.sum()
-        different = (
-            differ.any() or tokens.positions_differ or (drafted is not None and drafted.proposals.differ)
-        )
+        different = differing or tokens.positions_differ or (drafted is not None and drafted.proposals.differ)
         complete = self._parent.complete and capture.complete and compared and not missing
         return ControlFacts(
             label=capture.label,
@@ -226,7 +226,7 @@ class Control:
             else verdict.INCONCLUSIVE,
             rows=len(self._alignment),
             compared=compared,
-            differ=int(differ.sum()),
+            differ=differing,
             requests=tokens.requests,
             requests_differ=tokens.requests_differ,
             positions=tokens.positions,
@@ -254,9 +254,11 @@ class Control:
             before: rows of the parent that lie upstream of `row`, in the order computed.
         """
         pair, site = int(self._pair[row]), self._site.get(name)
-        recorded = pair >= 0 and site is not None and bool(self._comparison.compared[pair, site])
-        if recorded and self._comparison.differ[pair, site]:
-            return DIFFERS, None
+        recorded = False
+        if pair >= 0 and site is not None:
+            recorded = bool(self._comparison.compared[pair, site])
+            if self._comparison.differ[pair, site]:
+                return DIFFERS, None
         if pair < 0 and past_difference(self._parent, np.array([row]), self._first)[0]:
             return OTHER_TOKENS, None
         upstream = self._upstream(row, name, before)
@@ -297,12 +299,14 @@ class Control:
         """Bool [rows, sites] each: whether rows of the parent were compared at sites, and differ."""
         pairs = self._pair[rows]
         sites = np.array([self._site.get(name, -1) for name in names], np.int64)
-        if not self._comparison.compared.size:
+        if 0 in self._comparison.compared.shape:
             nothing = np.zeros((len(rows), len(names)), np.bool_)
             return nothing, nothing
         there = (pairs >= 0)[:, None] & (sites >= 0)
-        where = np.ix_(pairs, sites)  # -1 takes what `there` then leaves out
-        return self._comparison.compared[where] & there, self._comparison.differ[where] & there
+        compared, differ = (  # -1 takes what `there` then leaves out
+            bits[pairs][:, sites] & there for bits in (self._comparison.compared, self._comparison.differ)
+        )
+        return compared, differ
 
 
 def attribute(examined: Examined, captures: Sequence[Capture]) -> tuple[str, Controls | None]:
@@ -384,18 +388,23 @@ def _along(parent: Capture, rows: np.ndarray, prefixes: np.ndarray) -> np.ndarra
 def _sites(examined: Examined, controls: Sequence[Control]) -> list[SiteControl]:
     """Where candidate or controls differ from the parent, site by site."""
     names, comparison = examined.alignment.sites, examined.comparison
-    covered, noisy = (np.zeros(comparison.differ.shape, np.bool_) for _ in range(2))
-    for control in controls:
-        compared, differ = control.over(examined.alignment.parent, names)
-        covered |= compared
-        noisy |= differ
-    counts = {
-        "candidate_only": comparison.differ & covered & ~noisy,
-        "both": comparison.differ & noisy,
-        "control_only": comparison.compared & ~comparison.differ & noisy,
-        "not_covered": comparison.differ & ~covered,
+    totals = {
+        what: np.zeros(len(names), np.int64)
+        for what in ("candidate_only", "both", "control_only", "not_covered")
     }
-    totals = {name: found.sum(axis=0) for name, found in counts.items()}
+    step = max(1, CHUNK_BYTES // max(1, len(names)))
+    for start in range(0, len(examined.alignment), step):
+        part = slice(start, start + step)
+        ours, theirs = comparison.compared[part], comparison.differ[part]
+        covered, noisy = (np.zeros(ours.shape, np.bool_) for _ in range(2))
+        for control in controls:
+            compared, differ = control.over(examined.alignment.parent[part], names)
+            covered |= compared
+            noisy |= differ
+        totals["candidate_only"] += (theirs & covered & ~noisy).sum(axis=0)
+        totals["both"] += (theirs & noisy).sum(axis=0)
+        totals["control_only"] += (ours & ~theirs & noisy).sum(axis=0)
+        totals["not_covered"] += (theirs & ~covered).sum(axis=0)
     return [
         SiteControl(site=name, **{what: int(total[index]) for what, total in totals.items()})
         for index, name in enumerate(names)

@@ -12,7 +12,6 @@ from localizer.diff.elements import DTYPE, SHAPE
 from localizer.diff.numerics import Detail
 from localizer.diff.result import Criterion, Logits, Tolerance
 from localizer.diff.tolerance import criteria_of
-from localizer.errors import DamagedCapture
 from localizer.store.reader import Capture
 from localizer.wire.spec import LOGITS
 
@@ -46,7 +45,7 @@ class Details:
         """How row `row` of the candidate and row `other` of the parent differ at a site.
 
         Raises:
-            DamagedCapture: their digests differ but the stored bytes do not.
+            DamagedCapture: a stored row does not have its digest.
         """
         key = site, row, other
         if key not in self._known:
@@ -63,12 +62,7 @@ class Details:
         if both is None:
             return Detail(elements=None if ours.shape is None else math.prod(ours.shape))
         detail = numerics.describe(*both, self.criteria(site))
-        if detail is None:
-            folders = " and ".join(str(capture.folder) for capture in self._captures)
-            raise DamagedCapture(
-                f"{folders}: digests and payload of {site[:80]!r} contradict each other; "
-                "make the captures again."
-            )
+        assert detail is not None, "both rows have their digests, which differ"
         return detail
 
     def logits(self, row: int, other: int, site: str = LOGITS) -> Logits | None:

@@ -75,7 +75,7 @@ def align_plan(steps: Steps) -> plan.AlignPlan:
         _Side(one, other, keys[0], keys[1], firsts[0], alignment, alignment.candidate),
         _Side(other, one, keys[1], keys[0], firsts[1], alignment, alignment.parent),
     ]
-    sites, differ = steps.coverage.sites, np.asarray(steps.comparison.differ.any(axis=1))
+    sites, differ = steps.coverage.sites, steps.comparison.differ.any()
     return plan.AlignPlan(
         key=alignment.by,
         rounds=Both(candidate=len(_sizes(one)), parent=len(_sizes(other))),

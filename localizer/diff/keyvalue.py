@@ -62,10 +62,10 @@ def _on_chain(
     eligible = np.flatnonzero((columns["position"][rows] < position) & (columns["step"][rows] <= step))
     at = columns["position"][rows[eligible]]
     on_chain = eligible[(prefixes[rows[eligible]] == along[at]).all(axis=1)]
-    on_chain = on_chain[comparison.compared[np.ix_(on_chain, sites)].all(axis=1)]
+    on_chain = on_chain[comparison.compared[on_chain][:, sites].all(axis=1)]
     at = columns["position"][rows[on_chain]]
     own = columns["request"][rows[on_chain]] == request
-    differ = comparison.differ[np.ix_(on_chain, sites)].any(axis=1)
+    differ = comparison.differ[on_chain][:, sites].any(axis=1)
     computed, different, foreign, foreign_different = (np.zeros(position, np.bool_) for _ in range(4))
     computed[at[own]] = True
     different[at[own & differ]] = True
@@ -85,9 +85,8 @@ def _written_last(
     rows = np.flatnonzero(mine & (before["position"] < columns["position"][row]))[::-1]
     _, last = np.unique(before["position"][rows], return_index=True)  # rows are in the order of computation
     pairs = np.flatnonzero(np.isin(alignment.candidate, rows[last]))
-    where = np.ix_(pairs, np.array(sites))
-    known = comparison.compared[where].all(axis=1)
-    return int(known.sum()), int((known & comparison.differ[where].any(axis=1)).sum())
+    known = comparison.compared[pairs][:, sites].all(axis=1)
+    return int(known.sum()), int((known & comparison.differ[pairs][:, sites].any(axis=1)).sum())
 
 
 def chain(candidate: Capture, row: int) -> np.ndarray | None:

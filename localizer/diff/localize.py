@@ -180,8 +180,7 @@ class Localizer:
 
     def sites(self) -> list[SiteResult]:
         """Every shared site on all paired rows: the target's, which end with its token, then the draft's."""
-        compared = self._comparison.compared.sum(axis=0)
-        differ = self._comparison.differ.sum(axis=0)
+        compared, differ = self._comparison.compared_rows, self._comparison.differ_rows
         results = []
         for index, name in enumerate(self._alignment.sites):
             judged = bool(self._details.criteria(name))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from localizer.diff.align import Alignment
+from localizer.diff.compare import Bits
 from localizer.diff.drafts import draft_steps
 from localizer.store.reader import Capture
 
@@ -26,12 +27,12 @@ class CausalOrder:
     request: np.ndarray
 
 
-def causal_order(candidate: Capture, alignment: Alignment, differ: np.ndarray) -> CausalOrder:
+def causal_order(candidate: Capture, alignment: Alignment, differ: Bits) -> CausalOrder:
     """Sort the differing pairs by the candidate's (step, draft step, request, position)."""
-    pairs = np.flatnonzero(differ.any(axis=1))
+    pairs = np.flatnonzero(differ.any())
     order = causal_sort(candidate, alignment.candidate[pairs])
     rows, pairs, columns = alignment.candidate[pairs], pairs[order], candidate.table.columns
-    first_site = differ[pairs].argmax(axis=1) if len(pairs) else np.zeros(0, np.int64)
+    first_site = differ.first(pairs)
     return CausalOrder(pairs, first_site, columns["request"][rows[order]])
 
 

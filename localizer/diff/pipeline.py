@@ -46,6 +46,7 @@ def diff(
     *,
     tolerances: Sequence[Tolerance] = (),
     explain: bool = False,
+    payload: bool = False,
 ) -> Result:
     """Compare two captures.
 
@@ -55,29 +56,33 @@ def diff(
         controls: further captures of the parent.
         tolerances: mark what differs by little; they change neither what is compared nor the verdict.
         explain: whether the result holds the plan.
+        payload: compare rows that both sides kept as well, byte for byte.
 
     Raises:
-        DamagedCapture: a capture is not what its records say; checked before anything is compared.
+        DamagedCapture: a capture is not what its records say; checked before anything is compared, but for
+            stored rows: each of them is checked when it is read.
         LocalizerError: a capture cannot be a control of the parent.
     """
     check_controls(candidate, parent, controls)
     for capture in (candidate, parent, *controls):
-        capture.check()
+        capture.check(payload=False)
     equal = workloads_equal(candidate, parent)
     parity = compare_tokens(candidate, parent, equal_workloads=equal)
-    return _diff(candidate, parent, align(candidate, parent), parity, controls, tolerances, explain)
+    return _diff(candidate, parent, align(candidate, parent), parity, controls, tolerances, explain, payload)
 
 
-def diff_within(capture: Capture, *, tolerances: Sequence[Tolerance] = (), explain: bool = False) -> Result:
+def diff_within(
+    capture: Capture, *, tolerances: Sequence[Tolerance] = (), explain: bool = False, payload: bool = False
+) -> Result:
     """Compare rows of one capture with the first earlier ones of equal prefix (`localizer.diff.within`).
 
     Raises:
         DamagedCapture: the capture is not what its records say.
     """
-    capture.check()
+    capture.check(payload=False)
     paired = requests_within(capture)
     parity = compare_tokens(capture, capture, equal_workloads=False, paired=paired)
-    found = _diff(capture, capture, align_within(capture), parity, (), tolerances, explain)
+    found = _diff(capture, capture, align_within(capture), parity, (), tolerances, explain, payload)
     speculated = found.speculation
     if speculated is not None:
         speculated = msgspec.structs.replace(speculated, parent=speculated.candidate)
@@ -92,10 +97,16 @@ def _diff(
     controls: Sequence[Capture],
     tolerances: Sequence[Tolerance],
     explain: bool,
+    payload: bool,
 ) -> Result:
     obstacles = verdict.not_comparable(candidate, parent, parity.tokens, len(alignment))
-    comparison = nothing(alignment) if obstacles else compare(candidate, parent, alignment)
+    comparison = Comparison.nothing(alignment) if obstacles else compare(candidate, parent, alignment)
     coverage = cover(candidate, parent, alignment, comparison, parity)
+    if payload and not obstacles:
+        from localizer.diff.stored import compare_stored  # threads and ctypes take time to import
+
+        stored = compare_stored(candidate, parent, alignment, comparison)
+        coverage = msgspec.structs.replace(coverage, stored=stored)
     details = Details(candidate, parent, tolerances)
     localizer = Localizer(candidate, parent, alignment, comparison, details)
     first = localizer.first()
@@ -152,13 +163,6 @@ def _diff(
     )
 
 
-def nothing(alignment: Alignment) -> Comparison:
-    """The comparison of what is not comparable."""
-    shape = len(alignment), len(alignment.sites)
-    none = np.zeros(shape[1], np.int64)
-    return Comparison(np.zeros(shape, np.bool_), np.zeros(shape, np.bool_), none, none)
-
-
 def cover(
     candidate: Capture, parent: Capture, alignment: Alignment, comparison: Comparison, parity: TokenComparison
 ) -> Coverage:
@@ -195,10 +199,10 @@ def cover(
             not_applicable=skipped,
         ),
         pairs=PairCoverage(
-            compared=int(comparison.compared.sum()),
-            differ=int(comparison.differ.sum()),
-            draft_compared=int(comparison.compared[:, draft_sites].sum()),
-            draft_differ=int(comparison.differ[:, draft_sites].sum()),
+            compared=int(comparison.compared_rows.sum()),
+            differ=int(comparison.differ_rows.sum()),
+            draft_compared=int(comparison.compared_rows[draft_sites].sum()),
+            draft_differ=int(comparison.differ_rows[draft_sites].sum()),
             missing=Both(
                 candidate=int(comparison.missing_candidate.sum()), parent=int(comparison.missing_parent.sum())
             ),

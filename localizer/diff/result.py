@@ -400,12 +400,26 @@ class PairCoverage(Record, frozen=True, kw_only=True):
     missing: Both[int]
 
 
+class StoredCoverage(Record, frozen=True, kw_only=True):
+    """Row x site pairs that both sides kept and that were compared byte for byte.
+
+    Attributes:
+        pairs, differ: how many of them, and how many of these differ: those whose digests do.
+        bytes: of one side.
+    """
+
+    pairs: int
+    differ: int
+    bytes: int
+
+
 class Coverage(Record, frozen=True, kw_only=True):
     """What was really compared: a claim never reaches past it.
 
     Attributes:
         layers: which attention layers each side was asked to record ("all", "first", indices, "none").
         payload: number of sites of which each side kept rows beside the digests.
+        stored: what was compared byte for byte; None unless that was asked for.
         model_files_equal: None where the files of the model are not known on both sides.
         draft_files_equal: the same of the draft's; None too where a side has no draft model of its own.
         weights_equal: whether the weights as loaded have equal digests; None where a side does not say.
@@ -419,6 +433,7 @@ class Coverage(Record, frozen=True, kw_only=True):
     model_files_equal: bool | None
     draft_files_equal: bool | None
     weights_equal: bool | None
+    stored: StoredCoverage | None = None
 
 
 class Acceptance(Record, frozen=True, kw_only=True):

@@ -71,8 +71,8 @@ def signatures(
 
 def _everywhere(places: list[Place], comparison: Comparison) -> Iterator[Signature]:
     """Differences that all lie at sites of one part."""
-    sites = np.flatnonzero(comparison.differ.any(axis=0))
-    rows = int(comparison.differ.any(axis=1).sum())
+    sites = np.flatnonzero(comparison.differ_rows)
+    rows = int(comparison.differ.any().sum())
     if all(places[site].draft for site in sites):
         yield Signature(code="draft-only", rows=rows)
     if all(places[site].stage == SAMPLER for site in sites):
@@ -94,7 +94,7 @@ def gather(
     differing = rows[order.pairs]
     np.minimum.at(since, columns["request"][differing], _when(columns, differing))
     before = _when(columns, rows) < since[columns["request"][rows]]
-    equal = np.flatnonzero(comparison.compared[:, site] & ~comparison.differ.any(axis=1) & before)
+    equal = np.flatnonzero(comparison.compared[:, site] & ~comparison.differ.any() & before)
     equal = equal[~is_draft({"kind": columns["kind"][rows[equal]]})]
     return Evidence(site, witnesses, equal)
 

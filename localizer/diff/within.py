@@ -75,9 +75,10 @@ def key_value_within(capture: Capture, row: int, other: int, output: Place) -> K
         return KeyValueRows(positions=position, equal=0, differ=0, not_compared=position)
     ours, theirs = (_written(table, it, position, prefixes) for it in (row, other))
     both = (ours >= 0) & (theirs >= 0)
-    where, there = np.ix_(ours[both], columns), np.ix_(theirs[both], columns)
-    known = (table.present[where] & table.present[there]).all(axis=1)
-    differ = known & (table.digest[where] != table.digest[there]).any(axis=(1, 2))
+    present, other_present = (table.present[rows[both]][:, columns] for rows in (ours, theirs))
+    digest, other_digest = (table.digest[rows[both]][:, columns] for rows in (ours, theirs))
+    known = (present & other_present).all(axis=1)
+    differ = known & (digest != other_digest).any(axis=(1, 2))
     compared, different = int(known.sum()), int(differ.sum())
     return KeyValueRows(
         positions=position,

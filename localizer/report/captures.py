@@ -81,14 +81,14 @@ def details(capture: Capture) -> str:
            if opening.observer.taps else "no taps"),
     ]  # fmt: skip
     lines += [f"                changes {clean(change)}" for change in opening.observer.changes]
-    table = capture.table
+    table, recorded = capture.table, capture.table.recorded()
     lines.append(f"  rows          {len(table):,} at {len(capture.sites)} sites, {_size(capture)}")
     for index, site in enumerate(capture.sites):
         shape = "x".join(map(str, site.shape or ())) or "1"
-        kept = sum(len(part.rows) for part in capture.payload.get(site.name, []))
+        kept = capture.payload.get(site.name, 0)
         lines.append(
             f"    {clean(site.name):<44} {clean(site.dtype):<10} {shape:<10} "
-            f"{int(table.present[:, index].sum()):>8,} digests {kept:>8,} kept"
+            f"{recorded[index]:>8,} digests {kept:>8,} kept"
         )
     if capture.manifest is not None:
         manifest = capture.manifest

@@ -7,7 +7,7 @@ from localizer.diff.result import IDENTICAL, Both, Record, Result
 from localizer.report import controls, tolerance, within
 from localizer.report.counts import count
 from localizer.report.safe import clean
-from localizer.report.wording import no_site
+from localizer.report.wording import no_site, stored
 from localizer.wire.spec import RESIDUAL
 
 
@@ -41,6 +41,8 @@ def establishes(result: Result) -> list[str]:
             f"{count(sites, 'site')}) compared by xxh3-128 digest: {pairs.compared - pairs.differ:,} equal, "
             f"{pairs.differ:,} different."
         )
+    if cover.stored is not None and cover.stored.pairs:
+        said.append(f"Compared byte for byte too: {stored(cover.stored)}.")
     if result.first is not None:
         first = result.first
         said.append(

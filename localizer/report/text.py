@@ -181,6 +181,8 @@ def _coverage(result: Result) -> Iterator[str]:
     if unknown.candidate or unknown.parent:
         yield f"of unknown prefix: {unknown.candidate:,} candidate and {unknown.parent:,} parent rows"
     yield f"{count(pairs.compared, 'row × site pair')} compared, {pairs.differ:,} differ"
+    if cover.stored is not None:
+        yield f"compared byte for byte too: {wording.stored(cover.stored)}"
     if pairs.missing.candidate or pairs.missing.parent:
         missing = pairs.missing
         yield f"missing pairs: {missing.candidate:,} in the candidate, {missing.parent:,} in the parent"

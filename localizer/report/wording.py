@@ -29,6 +29,7 @@ from localizer.diff.result import (
     Reason,
     Result,
     Segment,
+    StoredCoverage,
     Tokens,
     TopTwo,
 )
@@ -361,3 +362,9 @@ def repeats(found: Tokens) -> str:
     words = {True: "equal", False: "DIFFERENT", None: "not known"}
     both = found.repeats_equal
     return f"repeats within the candidate: {words[both.candidate]}; within the parent: {words[both.parent]}"
+
+
+def stored(cover: StoredCoverage) -> str:
+    """What was compared byte for byte; when it was not as the digests say, the captures were refused."""
+    pairs = count(cover.pairs, "row × site pair")
+    return f"{pairs} ({cover.bytes:,} bytes a side), {cover.differ:,} of them different, as the digests say"

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import stat
+from bisect import bisect_right
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import xxhash
 
 from localizer.errors import DamagedCapture, NotACapture
 from localizer.store import schema, tensors, trace
 from localizer.store.expected import applicable
-from localizer.store.schema import DIGEST, DIGEST_BYTES, UNFINISHED, Manifest, Open, Shard, Site
-from localizer.store.steps import COLUMNS
+from localizer.store.schema import COLUMNS, DIGEST, DIGEST_BYTES, UNFINISHED, Manifest, Open, Shard, Site
+from localizer.store.sets import RowSet, Table, stack
 from localizer.store.trace import StepTrace
-from localizer.store.writer import ROW_INDEX
 from localizer.wire.spec import TOKEN_ROWS
+
+__all__ = ["Capture", "Table"]
 
 SHARD_NAME = re.compile(
     r"rank-(0|[1-9]\d{0,4})/(rows|digests|payload)-(\d{5}|[1-9]\d{5,8})\.safetensors", re.ASCII
 )
+
+OPEN_FILES = 16
+"""Shards whose headers are remembered at a time; those of all sets would take hundreds of megabytes."""
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -31,35 +36,6 @@ class _Facts(msgspec.Struct, frozen=True):
 
     algorithm: str
     sites: list[Site]
-
-
-@dataclass(frozen=True)
-class Table:
-    """All rows of a capture, in the order they were computed.
-
-    Attributes:
-        columns: the integer columns of `localizer.store.steps.COLUMNS`, each [rows].
-        prefix: uint8 [rows, 16].
-        digest: uint8 [rows, sites, 16]; zero where `present` is False.
-        present: bool [rows, sites].
-    """
-
-    columns: Mapping[str, np.ndarray]
-    prefix: np.ndarray
-    digest: np.ndarray
-    present: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.prefix)
-
-
-@dataclass(frozen=True)
-class Payload:
-    """Where the payload of one site lies: the tensor, and for each stored row its row in the table."""
-
-    file: tensors.TensorFile
-    name: str
-    rows: np.ndarray
 
 
 class Capture:
@@ -85,6 +61,8 @@ class Capture:
         if self.manifest is not None:
             self._check_manifest(self.manifest)
         self.files = self._files()
+        self._opened = lru_cache(OPEN_FILES)(tensors.TensorFile)
+        self._checked: set[tuple[int, str]] = set()
 
     @property
     def label(self) -> str:
@@ -203,11 +181,19 @@ class Capture:
     def _path(self, file: Shard) -> Path:
         """Where a listed file lies: a plain file of the recorded size, reached through no link."""
         path = self.folder / file.name
-        if not path.is_file() or path.resolve() != self.folder.resolve() / file.name:
+        try:
+            found = os.lstat(path)
+            plain = stat.S_ISREG(found.st_mode) and (
+                path.parent == self.folder or not path.parent.is_symlink()
+            )
+        except OSError:
+            plain = False
+        if not plain:
             raise DamagedCapture(f"{path} is missing or not a plain file; fetch the capture again.")
-        size = path.stat().st_size
-        if size != file.size:
-            raise DamagedCapture(f"{path} has {size} bytes instead of {file.size}; fetch the capture again.")
+        if found.st_size != file.size:
+            raise DamagedCapture(
+                f"{path} has {found.st_size} bytes instead of {file.size}; fetch the capture again."
+            )
         return path
 
     def check_file(self, file: Shard) -> None:
@@ -222,44 +208,60 @@ class Capture:
                 f"{path} does not have the digest that was recorded; fetch the capture again."
             )
 
-    def check(self) -> None:
+    def check(self, *, payload: bool = True) -> None:
         """Check every listed file, then that tables and payload fit together.
+
+        Without `payload`, of the payload shards only sizes and headers are looked at: every row of them that
+        is read later is checked then.
 
         Raises:
             DamagedCapture: something does not; the message names the first such file.
         """
         for file in self.files:
-            self.check_file(file)
+            match = SHARD_NAME.fullmatch(file.name)
+            if payload or match is None or match[2] != "payload":
+                self.check_file(file)
         _ = self.table, self.payload
+        if payload:
+            for part in self.sets:
+                for site in part.kept():
+                    self._check_kept(part, site)
 
-    def _shards(self, what: str) -> dict[tuple[int, int], tensors.TensorFile]:
+    def _shards(self, what: str) -> dict[tuple[int, int], Path]:
+        """Paths of the listed shards of a kind, by rank and number of their set."""
         found = {}
         for file in self.files:
             match = SHARD_NAME.fullmatch(file.name)
             if match and match[2] == what:
-                found[int(match[1]), int(match[3])] = tensors.TensorFile(self._path(file))
+                found[int(match[1]), int(match[3])] = self._path(file)
         return dict(sorted(found.items()))
 
     # -- tables ----------------------------------------------------------------------------------------
 
     @cached_property
-    def _digest_shards(self) -> dict[tuple[int, int], tuple[tensors.TensorFile, list[Site]]]:
+    def _digest_shards(self) -> dict[tuple[int, int], tuple[Path, tuple[Site, ...]]]:
+        known: dict[str, tuple[Site, ...]] = {}  # most sets say the same of their sites
         shards = {}
-        for key, file in self._shards("digests").items():
-            try:
-                facts = schema.parse(file.metadata.encode("utf-8", "surrogatepass"), _Facts)
-            except ValueError as error:
-                raise DamagedCapture(
-                    f"{file.path} is damaged: its metadata is malformed ({error})."
-                ) from None
-            if facts.algorithm != DIGEST:
-                raise DamagedCapture(
-                    f"{file.path} holds {facts.algorithm[:40]!r} digests; this localizer reads only {DIGEST}."
-                )
-            if len({site.name for site in facts.sites}) != len(facts.sites):
-                raise DamagedCapture(f"{file.path} is damaged: it names a site twice.")
-            shards[key] = (file, facts.sites)
+        for key, path in self._shards("digests").items():
+            text = self._opened(path).metadata
+            if text not in known:
+                known[text] = self._sites_of(path, text)
+            shards[key] = path, known[text]
         return shards
+
+    def _sites_of(self, path: Path, metadata: str) -> tuple[Site, ...]:
+        """The sites that a digest shard names in its metadata."""
+        try:
+            facts = schema.parse(metadata.encode("utf-8", "surrogatepass"), _Facts)
+        except ValueError as error:
+            raise DamagedCapture(f"{path} is damaged: its metadata is malformed ({error}).") from None
+        if facts.algorithm != DIGEST:
+            raise DamagedCapture(
+                f"{path} holds {facts.algorithm[:40]!r} digests; this localizer reads only {DIGEST}."
+            )
+        if len({site.name for site in facts.sites}) != len(facts.sites):
+            raise DamagedCapture(f"{path} is damaged: it names a site twice.")
+        return tuple(facts.sites)
 
     @cached_property
     def sites(self) -> list[Site]:
@@ -270,39 +272,48 @@ class Capture:
         return list(last[0][1]) if last else []
 
     @cached_property
-    def table(self) -> Table:
-        """The row table with its digests, joined over all shards."""
-        rows, digests = self._shards("rows"), self._digest_shards
-        both = [key for key in rows if key in digests]  # a killed run may leave rows without digests
+    def _columns(self) -> dict[str, int]:
+        """The column of each site in the table, by name."""
+        return {site.name: number for number, site in enumerate(self.sites)}
+
+    @cached_property
+    def sets(self) -> list[RowSet]:
+        """The sets of shards, by their place in the table."""
+        rows, digests, payload = self._shards("rows"), self._digest_shards, self._shards("payload")
         if self.manifest is not None and set(rows) != set(digests):
             raise DamagedCapture(f"{self.folder} lists row and digest shards that do not belong together.")
-        index = {site.name: number for number, site in enumerate(self.sites)}
-        sets = [(rows[key], *digests[key]) for key in both]
-        total = sum(_fitting(*shards, index) for shards in sets)  # all of them, before room is made for them
-        if len(sets) == 1:
-            return self._part(*sets[0], index)
-        whole = Table(
-            {name: np.zeros(total, dtype) for name, dtype in COLUMNS.items()},
-            np.zeros((total, DIGEST_BYTES), np.uint8),
-            np.zeros((total, len(index), DIGEST_BYTES), np.uint8),
-            np.zeros((total, len(index)), np.bool_),
-        )
-        end = 0
-        for shards in sets:
-            part = self._part(*shards, index)
-            where, end = slice(end, end + len(part)), end + len(part)
-            for name, column in part.columns.items():
-                whole.columns[name][where] = column
-            whole.prefix[where] = part.prefix
-            whole.digest[where] = part.digest
-            whole.present[where] = part.present
-        return whole
+        both = [key for key in rows if key in digests]  # a killed run may leave rows without digests
+        for key, path in payload.items():
+            if key not in both:
+                raise DamagedCapture(f"{path} holds payload without its row table.")
+        sets: list[RowSet] = []
+        for key in both:
+            path, sites = digests[key]
+            count = _fitting(self._opened(rows[key]), self._opened(path), sites, self._columns)
+            target = np.array([self._columns[site.name] for site in sites], np.int64)
+            order = None if np.array_equal(target, np.arange(len(target))) else np.argsort(target)
+            start = sets[-1].start + sets[-1].count if sets else 0
+            sets.append(RowSet(rows[key], path, payload.get(key), start, count, sites, order, self._opened))
+        return sets
 
-    def _part(
-        self, rows: tensors.TensorFile, digests: tensors.TensorFile, sites: list[Site], index: dict[str, int]
-    ) -> Table:
-        """The table of one set, of shards that fit together."""
-        columns = {name: rows.array(name) for name in COLUMNS}
+    @cached_property
+    def table(self) -> Table:
+        """The row table with its digests: the columns joined over all sets, the digests left in the files."""
+        if len(self.sets) == 1:
+            columns = self._row_table(self.sets[0].rows)
+        else:
+            total = sum(part.count for part in self.sets)
+            columns = {name: np.zeros(total, dtype) for name, dtype in COLUMNS.items()}
+            columns["prefix"] = np.zeros((total, DIGEST_BYTES), np.uint8)
+            for part in self.sets:
+                for name, column in self._row_table(part.rows).items():
+                    columns[name][part.start : part.start + part.count] = column
+        return Table(columns, columns.pop("prefix"), *stack(self.sets, len(self.sites)))
+
+    def _row_table(self, path: Path) -> dict[str, np.ndarray]:
+        """The columns and prefixes of one set."""
+        file = self._opened(path)
+        columns = {name: file.array(name) for name in (*COLUMNS, "prefix")}
         limits = {
             "request": len(self.requests),
             "kind": len(schema.KINDS),
@@ -314,19 +325,10 @@ class Capture:
         for name, limit in limits.items():
             column = columns[name]
             if len(column) and not (0 <= column.min() and column.max() < limit):
-                raise DamagedCapture(
-                    f"{rows.path} is damaged: column {name!r} holds values that do not exist."
-                )
-        digest = digests.array("digest")
-        bits = np.unpackbits(digests.array("present"), axis=1, count=len(sites), bitorder="little")
-        present = bits.astype(np.bool_)
-        if [site.name for site in sites] != list(index):
-            target = [index[site.name] for site in sites]
-            wide = np.zeros(digest.shape, np.uint8)
-            seen = np.zeros(present.shape, np.bool_)
-            wide[:, target], seen[:, target] = digest, present
-            digest, present = wide, seen
-        return Table(columns, rows.array("prefix"), digest, present)
+                raise DamagedCapture(f"{path} is damaged: column {name!r} holds values that do not exist.")
+        return columns
+
+    # -- payload ---------------------------------------------------------------------------------------
 
     @cached_property
     def steps(self) -> list[StepTrace]:
@@ -337,43 +339,56 @@ class Capture:
         return [step for steps in found for step in steps]
 
     @cached_property
-    def payload(self) -> dict[str, list[Payload]]:
-        """Stored rows by site: where they lie, and which rows of the table they are."""
-        starts, total = {}, 0
-        for key, file in self._shards("rows").items():
-            if key in self._digest_shards:
-                starts[key], total = (total, _rows(file)), total + _rows(file)
-        found: dict[str, list[Payload]] = {}
-        for key, file in self._shards("payload").items():
-            if key not in starts:
-                raise DamagedCapture(f"{file.path} holds payload without its row table.")
-            start, count = starts[key]
-            layouts = {site.name: (site.dtype, site.shape) for site in self._digest_shards[key][1]}
-            for name in file.names():
-                if name.endswith(ROW_INDEX):
-                    continue
-                indices = name + ROW_INDEX
-                layout = file.dtype(name), file.shape(name)[1:]
-                if layouts.get(name) != layout or indices not in file or not file.shape(name):
-                    raise DamagedCapture(
-                        f"{file.path} is damaged: {name[:80]!r} is not the payload of a site."
-                    )
-                _expect(file, indices, "int64", file.shape(name)[:1])
-                rows = file.array(indices)
-                if len(rows) and not (rows.min() >= 0 and rows.max() < count):
-                    raise DamagedCapture(
-                        f"{file.path} is damaged: {name[:80]!r} names rows that do not exist."
-                    )
-                found.setdefault(name, []).append(Payload(file, name, rows + start))
+    def payload(self) -> dict[str, int]:
+        """How many rows were kept beside their digests, by site; sites without any are not there."""
+        found: dict[str, int] = {}
+        for part in self.sets:
+            for name, count in part.kept().items():
+                found[name] = found.get(name, 0) + count
         return found
 
     def row_payload(self, site: str, row: int) -> np.ndarray | None:
-        """The stored row of a site, in its own dtype and shape; None where only the digest was kept."""
-        for part in self.payload.get(site, []):
-            where = np.flatnonzero(part.rows == row)
-            if len(where):
-                return part.file.array(part.name)[where[0]]
-        return None
+        """The stored row of a site, in its own dtype and shape; None where only the digest was kept.
+
+        Raises:
+            DamagedCapture: it does not have the digest that the table gives.
+        """
+        if site not in self.payload or not 0 <= row < len(self.table):
+            return None
+        part = self.sets[bisect_right(self.sets, row, key=lambda part: part.start) - 1]
+        if not part.keeps(site):
+            return None
+        self._check_kept(part, site)
+        found = part.row(site, row - part.start)
+        if found is not None:
+            self.check_row(site, row, found)
+        return found
+
+    def check_row(self, site: str, row: int, found: np.ndarray) -> None:
+        """Check that a stored row is the one of which the table has the digest.
+
+        Raises:
+            DamagedCapture: it is not.
+        """
+        column = self._columns[site]
+        wanted = self.table.digest[row, column].tobytes()
+        if not self.table.present[row, column] or xxhash.xxh3_128_digest(found.tobytes()) != wanted:
+            raise self.damaged_row(site, row)
+
+    def damaged_row(self, site: str, row: int) -> DamagedCapture:
+        """What is said of a stored row that does not have its digest."""
+        part = self.sets[bisect_right(self.sets, row, key=lambda part: part.start) - 1]
+        return DamagedCapture(
+            f"{part.payload} is damaged: row {row} of {site} does not have its digest; "
+            "fetch or make the capture again."
+        )
+
+    def _check_kept(self, part: RowSet, site: str) -> None:
+        """Check, once, which rows of a set are said to be kept of a site."""
+        key = part.start, site
+        if key not in self._checked:
+            part.check_kept_rows(site)
+            self._checked.add(key)
 
 
 def _rows(file: tensors.TensorFile) -> int:
@@ -384,7 +399,10 @@ def _rows(file: tensors.TensorFile) -> int:
 
 
 def _fitting(
-    rows: tensors.TensorFile, digests: tensors.TensorFile, sites: list[Site], index: dict[str, int]
+    rows: tensors.TensorFile,
+    digests: tensors.TensorFile,
+    sites: tuple[Site, ...],
+    index: dict[str, int],
 ) -> int:
     """The number of rows of a set whose shards fit together and have exactly the sites of the capture.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 
 from localizer.errors import DamagedCapture, LocalizerError
 from localizer.store import strict
@@ -37,6 +38,21 @@ PLAIN, FEEDS_LOGITS, DECIDES_TOKEN = 0, 1, 2
 
 UNFINISHED = ("", "abort", "error")
 """Finish reasons after which tokens are missing for want of time, not because the source chose others."""
+
+COLUMNS: dict[str, np.dtype] = {
+    "request": np.dtype(np.int32),
+    "position": np.dtype(np.int32),
+    "token": np.dtype(np.int64),
+    "occurrence": np.dtype(np.int32),
+    "step": np.dtype(np.int32),
+    "kind": np.dtype(np.uint8),
+    "logits": np.dtype(np.uint8),
+    "sampled": np.dtype(np.int64),
+}
+"""The integer columns of the row table, each [rows]; `prefix` is uint8 [rows, 16] beside them."""
+
+ROW_INDEX = "#rows"
+"""Suffix of the payload tensor that holds which rows (within the set) were kept of a site."""
 
 MAX_REQUESTS = 100_000
 """Most requests of a capture: one that is read may not ask for any amount of memory."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from localizer.store.prefix import RequestPrefixes
 from localizer.store.schema import (
+    COLUMNS,
     DECIDES_TOKEN,
     DECODE,
     DIGEST_BYTES,
@@ -21,18 +20,6 @@ from localizer.store.schema import (
     VERIFY_REJECTED,
 )
 from localizer.wire.spec import ALL_ROWS, DRAFT_ROWS, LOGIT_ROWS, TOKEN_ROWS
-
-COLUMNS: dict[str, np.dtype] = {
-    "request": np.dtype(np.int32),
-    "position": np.dtype(np.int32),
-    "token": np.dtype(np.int64),
-    "occurrence": np.dtype(np.int32),
-    "step": np.dtype(np.int32),
-    "kind": np.dtype(np.uint8),
-    "logits": np.dtype(np.uint8),
-    "sampled": np.dtype(np.int64),
-}
-"""The integer columns of the row table, each [rows]; `prefix` is uint8 [rows, 16] beside them."""
 
 NO_PREFIX = bytes(DIGEST_BYTES)
 """Prefix of a row that is not comparable with any: its earlier tokens are unknown, or it is padding."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ MAX_HEADER = 16 << 20
 
 MAX_DIMENSIONS, MAX_ELEMENTS = 16, 1 << 56
 """Largest tensor accepted."""
+
+
+HASHED_AT_ONCE = 256 << 10
+"""Bytes of a file that are read at a time: what stays in a processor's cache is hashed faster."""
 
 
 @dataclass(frozen=True)
@@ -144,25 +149,52 @@ class TensorFile:
         """Shape of tensor `name`."""
         return self._entries[name][1]
 
-    def array(self, name: str) -> np.ndarray:
-        """A read-only view of tensor `name` in its own dtype and shape.
+    def span(self, name: str) -> tuple[int, int]:
+        """First byte of tensor `name` in the file, and the one behind its last."""
+        return self._entries[name][2:]
+
+    def row_bytes(self, name: str) -> int:
+        """Bytes of a row of tensor `name`."""
+        dtype, shape = self._entries[name][:2]
+        return math.prod(shape[1:]) * NUMPY[dtype].itemsize
+
+    def array(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """A read-only view of tensor `name`, or of its rows [start, stop), in its own dtype.
 
         Raises:
             DamagedCapture: the file cannot be read any more.
         """
         dtype, shape, begin, end = self._entries[name]
+        if stop is not None:
+            width = self.row_bytes(name)
+            shape, begin, end = (stop - start, *shape[1:]), begin + start * width, begin + stop * width
         if begin == end:
             empty = np.empty(shape, NUMPY[dtype])
             empty.flags.writeable = False
             return empty
-        try:
-            raw: np.ndarray = np.memmap(self.path, np.uint8, "r", begin, (end - begin,))
-        except (OSError, ValueError) as error:  # ValueError: the file became shorter
-            raise self._unreadable(getattr(error, "strerror", None) or "it was changed") from None
+        raw = self._mapped(begin, end)
         if begin % NUMPY[dtype].itemsize:
             raw = np.array(raw)
             raw.flags.writeable = False
         return raw.view(NUMPY[dtype]).reshape(shape)
+
+    def memory(self) -> np.ndarray:
+        """uint8 [bytes]: the whole file, mapped; `span` says where a tensor lies in it.
+
+        Raises:
+            DamagedCapture: the file cannot be read any more.
+        """
+        return self._mapped(0, max(entry[3] for entry in self._entries.values()))
+
+    def _mapped(self, begin: int, end: int) -> np.ndarray:
+        """Some bytes of the file, read-only."""
+        aligned = begin - begin % mmap.ALLOCATIONGRANULARITY
+        try:
+            with self.path.open("rb", buffering=0) as handle:
+                mapped = mmap.mmap(handle.fileno(), end - aligned, access=mmap.ACCESS_READ, offset=aligned)
+        except (OSError, ValueError) as error:  # ValueError: the file became shorter
+            raise self._unreadable(getattr(error, "strerror", None) or "it was changed") from None
+        return np.frombuffer(mapped, np.uint8, end - begin, begin - aligned)
 
 
 def file_digest(path: Path) -> str:
@@ -171,10 +203,10 @@ def file_digest(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as handle:
-        while block := handle.read(4 << 20):
-            digest.update(block)
+    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(HASHED_AT_ONCE))
+    with path.open("rb", buffering=0) as handle:
+        while count := handle.readinto(buffer):
+            digest.update(buffer[:count])
     return digest.hexdigest()
 
 

@@ -53,17 +53,21 @@ def check_payload(capture: Capture) -> None:
     Raises:
         DamagedCapture: one has not.
     """
-    table, index = capture.table, {site.name: number for number, site in enumerate(capture.sites)}
-    for name, parts in capture.payload.items():
-        for part in parts:
-            kept = part.file.array(part.name)
-            for row, stored in zip(part.rows, kept, strict=True):
-                wanted = table.digest[row, index[name]].tobytes()
-                if not table.present[row, index[name]] or xxhash.xxh3_128_digest(stored.tobytes()) != wanted:
-                    raise DamagedCapture(
-                        f"{part.file.path} is damaged: row {row} of {name} does not have its digest; "
-                        "fetch or make the capture again."
-                    )
+    columns = {site.name: number for number, site in enumerate(capture.sites)}
+    for part in capture.sets:
+        sites = part.kept()
+        if not sites:
+            continue
+        digest, present = part.digest(0, part.count), part.present(0, part.count)
+        for name in sites:
+            rows, column = part.kept_rows(name), columns[name]
+            assert part.payload is not None
+            kept = part.open(part.payload).array(name)
+            for row, stored, wanted, there in zip(
+                rows, kept, digest[rows, column], present[rows, column], strict=True
+            ):
+                if not there or xxhash.xxh3_128_digest(stored.tobytes()) != wanted.tobytes():
+                    raise capture.damaged_row(name, part.start + int(row))
 
 
 def check_coverage(capture: Capture) -> None:
@@ -86,10 +90,11 @@ def check_coverage(capture: Capture) -> None:
             f"{capture.folder} is damaged: it is said to be complete, but {reasons[0]}; "
             "fetch or make the capture again."
         )
+    recorded = capture.table.recorded()
     for number, site in enumerate(capture.sites):
         wanted = int(applicable(capture.table.columns, site.rows).sum())
         coverage = capture.manifest.coverage[site.name]
-        held = int(capture.table.present[:, number].sum())
+        held = int(recorded[number])
         if not wanted == coverage.expected == coverage.recorded == held:
             raise DamagedCapture(
                 f"{capture.folder} is damaged: it is said to be complete, but holds {held} of "

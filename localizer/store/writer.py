@@ -18,15 +18,17 @@ from localizer.store.dtypes import NUMPY
 from localizer.store.grid import Grid
 from localizer.store.prefix import RequestPrefixes
 from localizer.store.schema import (
+    COLUMNS,
     DIGEST,
     DIGEST_BYTES,
     JOURNAL,
     KINDS,
+    ROW_INDEX,
     Shard,
     Site,
 )
 from localizer.store.selection import EVERYTHING, Selection, Selector
-from localizer.store.steps import COLUMNS, Batch, Known, Step, Stored, StreamError
+from localizer.store.steps import Batch, Known, Step, Stored, StreamError
 from localizer.wire.spec import ALL_ROWS, DRAFT_LOGIT_ROWS, DRAFT_ROWS, LOGIT_ROWS, TOKEN_ROWS
 
 SHARD_ROWS = 4096
@@ -34,9 +36,6 @@ SHARD_ROWS = 4096
 
 SHARD_BYTES = 64 << 20
 """... or this many bytes of payload, whichever comes first."""
-
-ROW_INDEX = "#rows"
-"""Suffix of the payload tensor that holds the row indices (within the shard) of a site's stored rows."""
 
 TARGET_KINDS, DRAFT_KINDS = (ALL_ROWS, LOGIT_ROWS), (DRAFT_LOGIT_ROWS, DRAFT_ROWS)
 ROW_KINDS = (*TARGET_KINDS, TOKEN_ROWS, *DRAFT_KINDS)
@@ -405,8 +404,11 @@ class RankWriter:
                 what = self._sites[site]
                 raw = np.frombuffer(b"".join(part.data for _, part in stored), NUMPY[what.dtype])
                 indices = np.concatenate([rows for rows, _ in stored])
-                payload[what.name] = raw.reshape(len(indices), *(what.shape or ()))
-                payload[what.name + ROW_INDEX] = indices
+                raw = raw.reshape(len(indices), *(what.shape or ()))
+                if np.any(indices[1:] < indices[:-1]):
+                    by_row = np.argsort(indices)
+                    raw, indices = raw[by_row], indices[by_row]
+                payload[what.name], payload[what.name + ROW_INDEX] = raw, indices
         self._shard("rows", number, table, {"kinds": KINDS})
         sites = [msgspec.to_builtins(self._sites[index]) for index in order]
         self._shard("digests", number, digests, {"algorithm": DIGEST, "sites": sites})

@@ -52,7 +52,7 @@ def test_reasons(
 def test_the_manifest_makes_a_sound_capture(tmp_path: Path) -> None:
     folder = write(tmp_path, Plan(manifest=False))
     killed = Capture(folder)
-    present = killed.table.present.sum(0).tolist()
+    present = killed.table.recorded().tolist()
     rows = {site.name: int(count) for site, count in zip(killed.sites, present, strict=True)}
     sites = [
         {"name": site.name, "rows": site.rows, "dtype": site.dtype, "shape": list(site.shape or ())}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from altered import PAYLOAD, column, forge
 from builders import Plan, attention, bump, pair, write
 
 from localizer.diff import diff
@@ -184,14 +185,13 @@ def test_damage_comes_first(tmp_path: Path, spoilt: str) -> None:
 
 
 def test_payload_that_contradicts_its_digest_is_damage(tmp_path: Path) -> None:
+    """The candidate keeps the parent's bytes, with the digests of its own."""
     plan = Plan(payload=frozenset({attention(1, "query")}))
     one = write(tmp_path, replace(plan, changes=CHANGE))
     other = write(tmp_path, replace(plan, name="parent"))
-    mine, theirs = Capture(one), Capture(other)
-    mine.payload = theirs.payload
-    mine.check, theirs.check = lambda: None, lambda: None  # type: ignore[method-assign]
-    with pytest.raises(DamagedCapture, match="contradict"):
-        diff(mine, theirs)
+    forge(one, PAYLOAD, arrays={attention(1, "query"): column(other, PAYLOAD, attention(1, "query"))})
+    with pytest.raises(DamagedCapture, match="does not have its digest"):
+        diff(Capture(one), Capture(other))
 
 
 TOKEN_PARITY = Tokens(

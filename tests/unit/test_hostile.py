@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from altered import DIGESTS, PAYLOAD, ROWS, SMALL, small
-from builders import attention
+from builders import attention, bump
 from fuzz import recipes
 from fuzz.recipes import JOURNAL, LIVE, LOG, MANIFEST, OPEN
 
@@ -155,7 +155,6 @@ SHARDS: dict[str, tuple[list[Any], ...]] = {
     "a position far out": (["fill", ROWS, "position", -1, (1 << 31) - 1],),
     "an unknown kind": (["fill", ROWS, "kind", 0, 255],),
     "an unknown request": (["fill", ROWS, "request", 0, 99],),
-    "rows that do not exist": (["fill", PAYLOAD, f"{QUERY}#rows", 0, 1 << 40],),
     "a shard cut short": (["cut", DIGESTS, 500],),
     "a shard that is a link": (["become", ROWS, "link"],),
     "a shard that is a pipe": (["become", ROWS, "pipe"],),
@@ -185,6 +184,31 @@ def test_shards_that_are_refused(run: Localize, tmp_path: Path, what: str) -> No
     cooked(tmp_path, *SHARDS[what])
     small(tmp_path / "captures", name="good")
     assert codes(run) == (1, 2, 0, 2, 2)
+
+
+# What is wrong with kept rows is found by verify; by diff where it reads one of them.
+KEPT: dict[str, tuple[list[Any], ...]] = {
+    "rows that do not exist": (["fill", PAYLOAD, f"{QUERY}#rows", 0, 1 << 40],),
+    "negative rows": (["fill", PAYLOAD, f"{QUERY}#rows", 0, -1],),
+    "rows not in their order": (["fill", PAYLOAD, f"{QUERY}#rows", 1, 0],),
+    "bytes of another row": (["fill", PAYLOAD, QUERY, -1, 0],),
+}
+
+
+@pytest.mark.parametrize("agree", [True, False])
+@pytest.mark.parametrize("what", KEPT)
+def test_kept_rows_are_refused_where_they_are_read(
+    run: Localize, tmp_path: Path, what: str, agree: bool
+) -> None:
+    """With equal digests no kept row is read, with different ones the first that differs is."""
+    cooked(tmp_path, *KEPT[what], agree=agree)
+    small(tmp_path / "captures", name="good")
+    small(tmp_path / "captures", name="other", changes={("r00.00", 0, QUERY): bump()})
+    assert codes(run) == (1, 0, 0, 0, 0)
+    said = run("diff", "hostile", "other")
+    assert said.code == 2
+    assert PAYLOAD in said.err
+    assert run("diff", "other", "hostile", "--format", "json").code == 2
 
 
 EVERYWHERE = (
