@@ -281,11 +281,11 @@ STEPS = "rank-0/steps-00000.jsonl"
     [
         (put(STEPS, 0, "graph", value=LIVE), (0, 0, 0, 0, 0)),
         (put(STEPS, 0, "backend", value={LIVE: LIVE}), (0, 0, 0, 0, 0)),
-        (put(STEPS, 0, "backend", value={"$nest": 50}), (1, 2, 2, 0, 0)),
+        (put(STEPS, 0, "backend", value={"$nest": 50}), (1, 2, 2, 2, 2)),
         (put(STEPS, 0, LIVE, value=LIVE), (0, 0, 0, 0, 0)),
-        (put(STEPS, 0, "requests", value=[1 << 62]), (1, 2, 2, 0, 0)),
+        (put(STEPS, 0, "requests", value=[1 << 62]), (1, 2, 2, 2, 2)),
         (put(STEPS, 0, "scheduled", value=[(1 << 63) - 1]), (1, 0, 0, 0, 0)),
-        (["cut", STEPS, 500], (1, 2, 2, 0, 0)),
+        (["cut", STEPS, 500], (1, 2, 2, 2, 2)),
         (["become", STEPS, "link"], (1, 2, 2, 2, 2)),
     ],
 )
