@@ -9,7 +9,7 @@ from types import FrameType
 
 import torch
 
-PLUMBING = ("model_executor/layers/attention/", "model_executor/layers/fused_moe/")
+PLUMBING = tuple(f"model_executor/layers/{part}/" for part in ("attention", "fused_moe", "fusion"))
 """Parts of vLLM that stand between an op and the code that calls its layer."""
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -80,6 +80,16 @@ def details(capture: Capture) -> str:
            f"payload {clean(opening.observer.payload)}"
            if opening.observer.taps else "no taps"),
     ]  # fmt: skip
+    chosen = {
+        "sites": opening.observer.sites != ("*",) and opening.observer.sites,
+        "rows": opening.observer.rows != ("all",) and opening.observer.rows,
+        "transactions": opening.observer.transactions != "all" and [opening.observer.transactions],
+    }
+    lines += [
+        f"                {what} {clean(', '.join(some))}"
+        for what, some in chosen.items()
+        if some and opening.observer.taps
+    ]
     lines += [f"                changes {clean(change)}" for change in opening.observer.changes]
     table, recorded = capture.table, capture.table.recorded()
     lines.append(f"  rows          {len(table):,} at {len(capture.sites)} sites, {_size(capture)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from localizer.diff.localize import CODE_BETWEEN, DRAFT_ENTRY, IN_ATTENTION
+from localizer.diff.places import place
 from localizer.diff.result import IDENTICAL, Both, Record, Result
 from localizer.report import controls, tolerance, within
 from localizer.report.counts import count
@@ -117,10 +118,11 @@ def _segment(result: Result) -> list[str]:
         said.append(
             "Which operation inside the segment is at fault: nothing between its two sites was observed."
         )
-    stream = any(item.rows_compared and item.name.endswith(f"/{RESIDUAL}") for item in result.sites)
-    if first.blame == CODE_BETWEEN and not stream:
+    if first.blame == CODE_BETWEEN and not _stream_seen(result, first.site):
+        anywhere = any(place(item.name).part == RESIDUAL for item in result.sites)
         said.append(
-            "That the segment's hidden input is equal: the residual stream is not a site, and a difference "
+            "That the segment's hidden input is equal: the residual stream "
+            f"{'was not compared right before it' if anywhere else 'is not a site'}, and a difference "
             "that rounding hid from the sites upstream would have entered earlier."
         )
     if first.blame == DRAFT_ENTRY and first.fed_by is not None and first.fed_by.draft_step:
@@ -129,6 +131,19 @@ def _segment(result: Result) -> list[str]:
             "logits are a site."
         )
     return said
+
+
+def _stream_seen(result: Result, site: str) -> bool:
+    """Whether the residual stream was compared upstream of a site, in its own layer or the one before."""
+    end = place(site)
+    for item in result.sites:
+        if item.name == site:
+            return False
+        where = place(item.name)
+        near = end.number is None or where.number is None or end.number - where.number in (0, 1)
+        if item.rows_compared and where.part == RESIDUAL and where.draft == end.draft and near:
+            return True
+    return False
 
 
 def _rows(result: Result) -> list[str]:

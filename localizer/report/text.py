@@ -191,7 +191,7 @@ def _coverage(result: Result) -> Iterator[str]:
             shown = [clean(name) for name in names[:NAMES_SHOWN]] + ["…"] * (len(names) > NAMES_SHOWN)
             yield f"only in the {side}: {count(len(names), 'site')} ({', '.join(shown)})"
     if cover.sites.not_applicable:
-        yield f"not applicable to this model: {count(len(cover.sites.not_applicable), 'site')}"
+        yield f"not there, or not to be seen in these runs: {count(len(cover.sites.not_applicable), 'site')}"
     layers = {clean(cover.layers.candidate), clean(cover.layers.parent)}
     yield f"attention layers recorded: {' and '.join(sorted(layers))}"
 

@@ -173,6 +173,8 @@ def code(segment: Segment) -> str:
     ends = [clean(place) for place in (segment.after_code, segment.before_code) if place]
     if len(ends) < 2:
         return f"In the source it is before {ends[0]}." if segment.before_code else ""
+    if ends[0] == ends[1]:
+        return f"In the source both of its ends are at {ends[0]}."
     return f"In the source it lies between {ends[0]} and {ends[1]}."
 
 

@@ -10,8 +10,9 @@ from builders import Plan, attention, bump, pair
 
 from localizer.diff import diff
 from localizer.diff.places import key_value_sites, place, taken_in
-from localizer.diff.result import Finding
-from localizer.report.wording import blame
+from localizer.diff.result import Finding, Segment
+from localizer.report.scope import does_not_establish
+from localizer.report.wording import blame, code
 from localizer.store.reader import Capture
 
 LAYER = "model.layers.1"
@@ -140,3 +141,24 @@ def test_what_an_op_takes_in_is_told_by_the_sites_of_its_layer() -> None:
     assert key_value_sites("a", ["a/latent"]) == ["a/latent", "a/key_rope"]
     assert key_value_sites("a", ["a/query"]) == ["a/key", "a/value"]
     assert key_value_sites("a", ["a/projected_states"]) == []
+
+
+@pytest.mark.parametrize(("layer", "open_question"), [(1, True), (2, False)])
+def test_a_residual_stream_speaks_only_for_what_is_after_it(
+    tmp_path: Path, layer: int, open_question: bool
+) -> None:
+    parent = Plan(after_attention=MODULES)  # in layer 1
+    one, other = pair(tmp_path, parent, changes={("r01.01", 4, attention(layer, "query")): bump()})
+    said = does_not_establish(diff(Capture(one), Capture(other)))
+    assert any("the residual stream was not compared" in sentence for sentence in said) is open_question
+
+
+def test_ends_of_one_place_in_the_source_are_told_once() -> None:
+    place_of_both = "vllm/model_executor/models/llama.py:232 LlamaAttention.forward"
+    segment = Segment(
+        after=attention(1, "output"),
+        before=attention(2, "query"),
+        after_code=place_of_both,
+        before_code=place_of_both,
+    )
+    assert code(segment) == f"In the source both of its ends are at {place_of_both}."

@@ -45,8 +45,9 @@ def test_the_nearest_code_of_vllm_is_named(package: Make) -> None:
     assert model(layer.__get__(call_site)) == "vllm/model_executor/layers/mla.py:2 forward"
 
 
-def test_what_stands_between_an_op_and_its_layer_is_passed_over(package: Make) -> None:
-    op = package("vllm/model_executor/layers/attention/attention.py")
+@pytest.mark.parametrize("plumbing", ["attention/attention.py", "fusion/fused_act_quant.py"])
+def test_what_stands_between_an_op_and_its_layer_is_passed_over(package: Make, plumbing: str) -> None:
+    op = package(f"vllm/model_executor/layers/{plumbing}")
     model = package("vllm/model_executor/models/llama.py")
     assert model(op.__get__(call_site)) == "vllm/model_executor/models/llama.py:2 forward"
     assert op(call_site) == ""  # and a test is no code of vLLM's

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from builders import Plan, write
 
@@ -42,6 +43,14 @@ def test_a_stranger_s_words_stay_in_line(tmp_path: Path) -> None:
     (sentence,) = untested(capture(tmp_path, {"adapter": hostile, "versions": 3}))
     assert sentence.isprintable()
     assert sentence.endswith("localizer was seen to work there on no version")
+
+
+def test_what_was_chosen_is_shown(tmp_path: Path) -> None:
+    taken = capture(tmp_path, {})
+    assert "\n                rows " not in details(taken)
+    chosen = msgspec.structs.replace(taken.open.observer, sites=("*/query",), rows=("r00.00", "last"))
+    taken.open = msgspec.structs.replace(taken.open, observer=chosen)
+    assert "\n                sites */query\n                rows r00.00, last\n" in details(taken)
 
 
 def test_versions_by_platform_and_runner() -> None:
