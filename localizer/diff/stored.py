@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,31 +35,50 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 @dataclass(frozen=True)
-class Block:
+class Sets:
+    """Two sets of which rows pair.
+
+    Attributes:
+        pairs: int64 [n], indices into the alignment, of those rows.
+        differ, compared: bool [n, sites], what the digests say of them.
+        quiet: for each site whether the digests say that all n were recorded and none differs.
+        files: the two payload files, each uint8, mapped.
+    """
+
+    pairs: np.ndarray
+    differ: np.ndarray
+    compared: np.ndarray
+    quiet: list[bool]
+    files: tuple[np.ndarray, np.ndarray]
+
+
+class Block(NamedTuple):
     """Pairs of rows of one site that are neighbours in both files.
 
     Attributes:
+        sets: where they are from.
         site: index into the shared sites.
-        pairs: int64 [n], indices into the alignment.
-        expected: bool [n], which of them differ as the digests say.
-        recorded: whether both captures have digests of all of them.
-        width: bytes of a row.
-        files: both files, each uint8, mapped.
-        at: where the rows begin in the two.
+        rows: int64 [n], indices into `sets.pairs`.
+        size: bytes of one side.
+        at: where the rows begin in the candidate's file.
+        other_at: the same in the parent's.
     """
 
+    sets: Sets
     site: int
-    pairs: np.ndarray
-    expected: np.ndarray
-    recorded: bool
-    width: int
-    files: tuple[np.ndarray, np.ndarray]
-    at: tuple[int, int]
+    rows: np.ndarray
+    size: int
+    at: int
+    other_at: int
 
-    @property
-    def size(self) -> int:
-        """Bytes of one side."""
-        return len(self.pairs) * self.width
+    def expected(self) -> np.ndarray:
+        """Bool [n]: which rows differ as the digests say."""
+        found: np.ndarray = self.sets.differ[self.rows, self.site]
+        return found
+
+    def recorded(self) -> bool:
+        """Whether both captures have digests of all rows."""
+        return bool(self.sets.compared[self.rows, self.site].all())
 
 
 def compare_stored(
@@ -70,12 +90,16 @@ def compare_stored(
         DamagedCapture: bytes and digests do not say the same.
     """
     pairs = differ = size = 0
-    for block, rows in _in_threads(_tasks(blocks(candidate, parent, alignment, comparison))):
-        if not block.recorded or not np.array_equal(rows, block.expected):
-            raise _contradiction(candidate, parent, alignment, block, rows ^ block.expected)
-        pairs += len(rows)
-        differ += int(rows.sum())
+    for block, found in _in_threads(_tasks(blocks(candidate, parent, alignment, comparison))):
+        pairs += len(block.rows)
         size += block.size
+        if found is None and block.sets.quiet[block.site]:
+            continue
+        rows = np.zeros(len(block.rows), np.bool_) if found is None else found
+        wrong = rows ^ block.expected()
+        if wrong.any() or not block.recorded():
+            raise _contradiction(candidate, parent, alignment, block, wrong)
+        differ += int(rows.sum())
     return StoredCoverage(pairs=pairs, differ=differ, bytes=size)
 
 
@@ -106,37 +130,31 @@ def _of_sets(
     pairs: np.ndarray,
     sites: list[tuple[int, str]],
 ) -> Iterator[Block]:
-    """The blocks of two sets, of which `pairs` are rows."""
+    """The blocks of two sets, of which `pairs` are rows, as they lie in the candidate's file."""
     assert ours.payload is not None
     assert theirs.payload is not None
     file, other = ours.open(ours.payload), theirs.open(theirs.payload)
-    memory = file.memory(), other.memory()
     rows, other_rows = alignment.candidate[pairs] - ours.start, alignment.parent[pairs] - theirs.start
     differ, compared = comparison.differ[pairs], comparison.compared[pairs]
-    everything = np.arange(len(pairs))
+    quiet = np.asarray(compared.all(axis=0) & ~differ.any(axis=0)).tolist()
+    sets = Sets(pairs, differ, compared, quiet, (file.memory(), other.memory()))
     known: dict[tuple[bytes, bytes], list[tuple[int, int, np.ndarray]]] = {}  # most sites keep the same rows
     both = [(file.span(name)[0], index, name) for index, name in sites if name in file and name in other]
     for begin, index, name in sorted(both):
         spans = file.span(name + ROW_INDEX), other.span(name + ROW_INDEX)
-        key = memory[0][slice(*spans[0])].tobytes(), memory[1][slice(*spans[1])].tobytes()
+        key = sets.files[0][slice(*spans[0])].tobytes(), sets.files[1][slice(*spans[1])].tobytes()
         if key not in known:
             ours.check_kept_rows(name)
             theirs.check_kept_rows(name)
-            known[key] = runs(ours.kept_rows(name), theirs.kept_rows(name), rows, other_rows, everything)
+            kept = ours.kept_rows(name), theirs.kept_rows(name)
+            known[key] = runs(*kept, rows, other_rows, np.arange(len(pairs)))
         other_begin, width = other.span(name)[0], file.row_bytes(name)
         step = max(1, BLOCK_BYTES // max(1, width))
         for at, other_at, run in known[key]:
             for start in range(0, len(run), step):
                 part = run[start : start + step]
-                yield Block(
-                    site=index,
-                    pairs=pairs[part],
-                    expected=differ[part, index],
-                    recorded=bool(compared[part, index].all()),
-                    width=width,
-                    files=memory,
-                    at=(begin + (at + start) * width, other_begin + (other_at + start) * width),
-                )
+                one, two = begin + (at + start) * width, other_begin + (other_at + start) * width
+                yield Block(sets, index, part, len(part) * width, one, two)
 
 
 def runs(
@@ -186,10 +204,10 @@ def _tasks(found: Iterable[Block]) -> Iterator[list[Block]]:
         yield task
 
 
-def _in_threads(tasks: Iterable[list[Block]]) -> Iterator[tuple[Block, np.ndarray]]:
+def _in_threads(tasks: Iterable[list[Block]]) -> Iterator[tuple[Block, np.ndarray | None]]:
     """Every block, in order, with its differing rows; few tasks are planned ahead: memory stays flat."""
     threads = min(len(os.sched_getaffinity(0)), MOST_THREADS)
-    waiting: deque[tuple[list[Block], Future[list[np.ndarray]]]] = deque()
+    waiting: deque[tuple[list[Block], Future[list[np.ndarray | None]]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for task in tasks:
             waiting.append((task, pool.submit(_compare, task)))
@@ -200,44 +218,44 @@ def _in_threads(tasks: Iterable[list[Block]]) -> Iterator[tuple[Block, np.ndarra
             yield from zip(done, future.result(), strict=True)
 
 
-def _compare(task: list[Block]) -> list[np.ndarray]:
+def _compare(task: list[Block]) -> list[np.ndarray | None]:
     """For each block which of its rows differ; blocks that lie one behind the other are compared at once."""
-    found: list[np.ndarray] = []
+    found: list[np.ndarray | None] = []
     start = 0
     for end in range(1, len(task) + 1):
         if end < len(task) and _follows(task[end], task[end - 1]):
             continue
         group = task[start:end]
-        if _equal(group[0], sum(block.size for block in group)):
-            found += [np.zeros(len(block.pairs), np.bool_) for block in group]
-        else:
-            found += map(differing, group)
+        same = _equal(group[0], sum(block.size for block in group))
+        found += [None] * len(group) if same else map(differing, group)
         start = end
     return found
 
 
 def _follows(block: Block, other: Block) -> bool:
     """Whether a block begins in both files where another ends."""
-    return block.files is other.files and all(
-        here == there + other.size for here, there in zip(block.at, other.at, strict=True)
+    return (
+        block.sets is other.sets
+        and block.at == other.at + other.size
+        and block.other_at == other.other_at + other.size
     )
 
 
 def _equal(first: Block, size: int) -> bool:
     """Whether as many bytes from the beginning of a block on are the same."""
-    one, two = (file[at : at + size].ctypes.data for file, at in zip(first.files, first.at, strict=True))
-    return not _memcmp(one, two, size)
+    one, two = first.sets.files
+    ours, theirs = one[first.at : first.at + size], two[first.other_at : first.other_at + size]
+    return not _memcmp(ours.ctypes.data, theirs.ctypes.data, size)
 
 
-def differing(block: Block) -> np.ndarray:
-    """Bool [pairs]: which rows of a block differ; they are looked at one by one only if some do."""
+def differing(block: Block) -> np.ndarray | None:
+    """Bool [n]: which rows of a block differ; None if none does."""
     if _equal(block, block.size):
-        return np.zeros(len(block.pairs), np.bool_)
-    ours, theirs = (
-        file[at : at + block.size].reshape(len(block.pairs), block.width)
-        for file, at in zip(block.files, block.at, strict=True)
-    )
-    return np.asarray((ours != theirs).any(axis=1))
+        return None
+    one, two = block.sets.files
+    ours, theirs = one[block.at : block.at + block.size], two[block.other_at : block.other_at + block.size]
+    shape = len(block.rows), -1
+    return np.asarray((ours.reshape(shape) != theirs.reshape(shape)).any(axis=1))
 
 
 def _contradiction(
@@ -245,7 +263,8 @@ def _contradiction(
 ) -> DamagedCapture:
     """Which of the rows of a block does not have its digest."""
     name = alignment.sites[block.site]
-    for pair in [*block.pairs[wrong], *block.pairs[~wrong]]:
+    pairs = block.sets.pairs[block.rows]
+    for pair in [*pairs[wrong], *pairs[~wrong]]:
         for capture, row in ((candidate, alignment.candidate[pair]), (parent, alignment.parent[pair])):
             try:
                 capture.row_payload(name, int(row))

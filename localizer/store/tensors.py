@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
@@ -28,6 +29,9 @@ METADATA = "localizer"
 
 MAX_HEADER = 16 << 20
 """Longest header accepted, in bytes: taken apart it needs some 25 times as much memory."""
+
+REMEMBERED_HEADER = 1 << 20
+"""Longest header of which what it says is remembered, in bytes."""
 
 MAX_DIMENSIONS, MAX_ELEMENTS = 16, 1 << 56
 """Largest tensor accepted."""
@@ -71,6 +75,10 @@ def replace(path: Path, blob: bytes) -> None:
         raise
 
 
+Entries = Mapping[str, tuple[str, tuple[int, ...], int, int]]
+"""For each tensor torch's name of its dtype, its shape, its first byte in the file, and that behind its last."""
+
+
 class TensorFile:
     """A safetensors file; `array(name)` maps a tensor into memory, nothing is read before it is used.
 
@@ -91,42 +99,16 @@ class TensorFile:
         except OSError as error:
             raise self._unreadable(error.strerror) from None
 
-    def _parse(
-        self, handle: BinaryIO, total: int
-    ) -> tuple[dict[str, tuple[str, tuple[int, ...], int, int]], str]:
+    def _parse(self, handle: BinaryIO, total: int) -> tuple[Entries, str]:
         length = int.from_bytes(handle.read(8), "little")
         if not 0 < length <= min(total - 8, MAX_HEADER):
             raise self._damaged("its header length does not fit the file")
+        header = handle.read(length)
+        parse = _parsed if length <= REMEMBERED_HEADER else _parsed.__wrapped__
         try:
-            header = strict.loads(handle.read(length))
+            return parse(header, total - 8 - length)
         except ValueError as error:
-            raise self._damaged(f"its header cannot be used, {error}") from None
-        if not isinstance(header, dict):
-            raise self._damaged("its header is not a JSON object")
-        metadata = header.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise self._damaged("its metadata is not text")
-        entries = {}
-        rest = total - 8 - length
-        spans = [(0, 0), (rest, rest)]
-        for name, entry in header.items():
-            dtype, shape, begin, end = self._entry(name, entry)
-            size = math.prod(shape) * NUMPY[dtype].itemsize
-            if end - begin != size or end > rest:
-                raise self._damaged(f"the offsets of tensor {name[:80]!r} do not fit its shape or the file")
-            entries[name] = (dtype, shape, 8 + length + begin, 8 + length + end)
-            spans.append((begin, end))
-        if any(left[1] != right[0] for left, right in itertools.pairwise(sorted(spans))):
-            raise self._damaged("its tensors overlap or leave holes")
-        return entries, metadata.get(METADATA, "")
-
-    def _entry(self, name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
-        if isinstance(entry, dict):
-            dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-            named = NAME.get(dtype) if isinstance(dtype, str) else None
-            if named and is_shape(shape) and _are_sizes(offsets) and len(offsets) == 2:
-                return named, tuple(shape), offsets[0], offsets[1]
-        raise self._damaged(f"the entry of tensor {name[:80]!r} is malformed")
+            raise self._damaged(str(error)) from None
 
     def _unreadable(self, why: str | None) -> DamagedCapture:
         return DamagedCapture(f"{self.path} cannot be read ({why}); fetch the capture again.")
@@ -195,6 +177,46 @@ class TensorFile:
         except (OSError, ValueError) as error:  # ValueError: the file became shorter
             raise self._unreadable(getattr(error, "strerror", None) or "it was changed") from None
         return np.frombuffer(mapped, np.uint8, end - begin, begin - aligned)
+
+
+@lru_cache(maxsize=4)
+def _parsed(header: bytes, rest: int) -> tuple[Entries, str]:
+    """Entries and metadata of a header before `rest` bytes of tensors; most sets of a capture have the same.
+
+    Raises:
+        ValueError: it is malformed, or does not fit; the message says why.
+    """
+    try:
+        found = strict.loads(header)
+    except ValueError as error:
+        raise ValueError(f"its header cannot be used, {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("its header is not a JSON object")
+    metadata = found.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("its metadata is not text")
+    entries, start = {}, 8 + len(header)
+    spans = [(0, 0), (rest, rest)]
+    for name, value in found.items():
+        dtype, shape, begin, end = _entry(name, value)
+        size = math.prod(shape) * NUMPY[dtype].itemsize
+        if end - begin != size or end > rest:
+            raise ValueError(f"the offsets of tensor {name[:80]!r} do not fit its shape or the file")
+        entries[name] = (dtype, shape, start + begin, start + end)
+        spans.append((begin, end))
+    if any(left[1] != right[0] for left, right in itertools.pairwise(sorted(spans))):
+        raise ValueError("its tensors overlap or leave holes")
+    return entries, metadata.get(METADATA, "")
+
+
+def _entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
+    """Name of the dtype, shape and offsets of a tensor."""
+    if isinstance(entry, dict):
+        dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+        named = NAME.get(dtype) if isinstance(dtype, str) else None
+        if named and is_shape(shape) and _are_sizes(offsets) and len(offsets) == 2:
+            return named, tuple(shape), offsets[0], offsets[1]
+    raise ValueError(f"the entry of tensor {name[:80]!r} is malformed")
 
 
 def file_digest(path: Path) -> str:
