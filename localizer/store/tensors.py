@@ -76,7 +76,7 @@ def replace(path: Path, blob: bytes) -> None:
 
 
 Entries = Mapping[str, tuple[str, tuple[int, ...], int, int]]
-"""For each tensor torch's name of its dtype, its shape, its first byte in the file, and that behind its last."""
+"""For each tensor torch's name of its dtype, its shape, and where its bytes begin and end in the file."""
 
 
 class TensorFile:
