@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from localizer.hooks.raw import raw_bytes
 from localizer.hooks.sink import Sink
 
 Gather = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -197,5 +198,4 @@ GATHER: dict[str, Gather] = {
 
 def digest(rows: torch.Tensor) -> str:
     """blake2b of rows in C order, hex."""
-    raw = rows.contiguous().flatten().view(torch.uint8).cpu().numpy()
-    return blake2b(raw, digest_size=16).hexdigest()
+    return blake2b(raw_bytes(rows), digest_size=16).hexdigest()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from localizer.hooks.raw import raw_bytes
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.replace import replace
 
@@ -39,7 +40,7 @@ def tap_logits(
             return None
         with torch.inference_mode():
             logits = compute(kept["hidden"])
-        if _bytes(logits) != _bytes(kept["logits"]):
+        if raw_bytes(logits) != raw_bytes(kept["logits"]):
             return f"the rows recorded at {sites[0]} do not give again the rows recorded at {sites[1]}"
         return None
 
@@ -60,7 +61,3 @@ def tap_logits(
 
     recorder.checks.append(again)
     replace(undo, model, "compute_logits", tapped)
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()

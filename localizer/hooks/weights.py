@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from localizer.hooks.drafts import draft_model
+from localizer.hooks.raw import raw_bytes
 from localizer.wire.spec import DRAFT
 
 ALGORITHM = "blake2b-128"
@@ -75,7 +76,7 @@ def digest(tensor: torch.Tensor) -> str:
     row = max(whole[:1].numel() * whole.element_size(), 1)
     for part in whole.split(max(CHUNK_BYTES // row, 1)):
         if part.numel():
-            found.update(part.contiguous().flatten().view(torch.uint8).cpu().numpy())
+            found.update(raw_bytes(part))
     return found.hexdigest()
 
 
