@@ -56,12 +56,34 @@ def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
     return [line for line in lines if line][-count:]
 
 
+REFUSALS = ("CannotTap", "UnknownLayout")
+"""Exceptions by which localizer's own code refuses a source; their texts say all there is to say."""
+
+
+def is_refusal(log: Path, error: Mapping[str, Any] | None) -> bool:
+    """Whether localizer's own code in the source refused to observe it."""
+    return _reported(log, error).partition(":")[0].rpartition(".")[2] in REFUSALS
+
+
 def likely_cause(log: Path, error: Mapping[str, Any] | None, status: int | None) -> str:
-    """Why the source ended, as far as its log, its error report and its exit status tell."""
+    """Why the source ended, as far as its log, its error report and its exit status tell.
+
+    One sentence without a full stop.
+    """
     if shutil.disk_usage(log.parent).free < 1 << 20:
         return _PATTERNS[0][1]
     if error is None and status is not None and status < 0:
         return f"it was ended by signal {-status}"
+    cause = _reported(log, error)
+    for pattern, meaning in _PATTERNS:
+        known = re.search(pattern, cause)
+        if known:
+            return meaning.format(*known.groups())
+    return cause.strip().splitlines()[0].rstrip(".") if cause.strip() else "its log does not say"
+
+
+def _reported(log: Path, error: Mapping[str, Any] | None) -> str:
+    """The exception that ended the source: the one it reported, or behind that the first in its log."""
     cause = "" if error is None else f"{error.get('type')}: {error.get('message', '')}".removeprefix(": ")
     if not cause or _CONSEQUENCE.search(cause):
         lines = last_lines(log, 2000)
@@ -70,8 +92,4 @@ def likely_cause(log: Path, error: Mapping[str, Any] | None, status: int | None)
         ]
         causes += [f"the process {line[1]} died" for line in map(_DIED.search, lines) if line]
         cause = causes[0] if causes else cause
-    for pattern, meaning in _PATTERNS:
-        known = re.search(pattern, cause)
-        if known:
-            return meaning.format(*known.groups())
-    return cause.strip().splitlines()[0] if cause.strip() else "its log does not say"
+    return cause

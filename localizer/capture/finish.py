@@ -15,6 +15,7 @@ from localizer.store import schema, tensors
 from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
 from localizer.store.selfcheck import mistraced, unaccounted, unfinished
+from localizer.wire.spec import UNREAD
 
 
 @dataclass
@@ -99,6 +100,10 @@ def incomplete_reasons(
     reasons = [error for worker in workers for error in worker["errors"]]
     reasons += written.get("complaints", [])
     untapped = written.get("untapped", {})
+    unread = workers[0].get("kv_contents", {}) if workers else {}
+    if unread and all(layout.startswith(UNREAD) for layout in unread.values()):
+        name, why = next(iter(unread.items()))
+        reasons.append(f"the KV contents of no layer could be read, first {name}: {why}")
     if untapped:
         name, kind = next(iter(untapped.items()))
         reasons.append(f"{len(untapped)} layers have no tap yet, first {name} ({kind})")

@@ -18,7 +18,7 @@ import msgspec
 
 import localizer
 from localizer.capture import processes
-from localizer.capture.diagnose import last_lines, likely_cause
+from localizer.capture.diagnose import is_refusal, last_lines, likely_cause
 from localizer.capture.finish import Heard, finalise
 from localizer.capture.request import CaptureRequest, Prepared, prepare
 from localizer.errors import CaptureFailed, Interrupted, LocalizerError
@@ -246,8 +246,10 @@ class _Session:
         assert self._source is not None
         log = self._folder / schema.LOG
         status = processes.end_group(self._source)
-        lines = "\n".join(f"  | {line}" for line in last_lines(log))
         cause = likely_cause(log, self._heard.error, status)
+        if is_refusal(log, self._heard.error):
+            return CaptureFailed(f"The source cannot be observed: {cause}. Its whole output is in {log}.")
+        lines = "\n".join(f"  | {line}" for line in last_lines(log))
         return CaptureFailed(f"{lines}\nThe source ended early: {cause}. Its whole output is in {log}.")
 
     def _writer_failed(self) -> CaptureFailed:

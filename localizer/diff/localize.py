@@ -34,6 +34,8 @@ from localizer.diff.places import (
     upstream,
 )
 from localizer.diff.result import (
+    CANDIDATE,
+    PARENT,
     Amplifier,
     Both,
     Cause,
@@ -107,9 +109,6 @@ class Localizer:
         self.order = causal_order(candidate, alignment, comparison.differ)
         self._feeding = Feeding(candidate, parent, alignment)
         self._positions = 0
-        self._code: dict[str, str] = {}
-        for capture in (parent, candidate):
-            self._code |= capture.manifest.code if capture.manifest is not None else {}
         self._all_layers = all(
             capture.open.observer.layers == "all" and not (capture.manifest and capture.manifest.untapped)
             for capture in (candidate, parent)
@@ -243,6 +242,18 @@ class Localizer:
             for pair in self._differing(site, limit)
         ]
 
+    def _code_of(self, after: str | None, before: str) -> dict[str, str | None]:
+        """Where the two ends of a segment are in the source of the candidate, or else of the parent."""
+        for side, capture in ((CANDIDATE, self._candidate), (PARENT, self._parent)):
+            code = capture.manifest.code if capture.manifest is not None else {}
+            if before in code:
+                return {
+                    "after_code": None if after is None else code.get(after),
+                    "before_code": code[before],
+                    "code_of": side,
+                }
+        return {}
+
     def _row(self, row: int) -> tuple[str, int, int]:
         columns = self._candidate.table.columns
         request = self._candidate.requests[columns["request"][row]]
@@ -269,8 +280,7 @@ class Localizer:
             segment=Segment(
                 after=None if start is None else start.name,
                 before=name,
-                after_code=None if start is None else self._code.get(start.name),
-                before_code=self._code.get(name),
+                **self._code_of(None if start is None else start.name, name),
             ),
             blame=blame,
             class_=detail.class_,

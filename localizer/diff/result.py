@@ -81,14 +81,15 @@ class Tokens(Record, frozen=True, kw_only=True):
 class Segment(Record, frozen=True, kw_only=True):
     """The code between two sites: `after` is equal (None: nothing upstream compared), `before` differs.
 
-    `after_code` and `before_code` are file, line and function of vLLM's source where the two pass, in the
-    candidate or else in the parent; None where neither knows.
+    `after_code` and `before_code` are file, line and function of vLLM's source where the two pass, in that of
+    `code_of`: "candidate", or "parent" where only that says so; None where neither does.
     """
 
     after: str | None
     before: str
     after_code: str | None = None
     before_code: str | None = None
+    code_of: str | None = None
 
 
 class Unobserved(Record, frozen=True, kw_only=True):

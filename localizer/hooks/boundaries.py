@@ -16,13 +16,20 @@ A new kind of layer is one more function in `KINDS`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from localizer.wire.spec import CHOICE_KINDS, EXPERT_KINDS, LATENT_KINDS, SITE_KINDS, STATE_SPACE_KINDS
+from localizer.wire.spec import (
+    CHOICE_KINDS,
+    EXPERT_KINDS,
+    LATENT_KINDS,
+    SITE_KINDS,
+    STATE_SPACE_KINDS,
+    parse_indices,
+)
 
 COMPILED = "it is computed inside compiled code, where no tap is reached"
 CHOOSES_ITSELF = "the kernel of this layer chooses the experts itself"
@@ -167,6 +174,16 @@ def _kinds(name: str, layer: Any, eager: bool) -> Iterator[Boundary]:
         found = kind(name, layer, eager)
         if found is not None:
             yield found
+
+
+def choose(found: Sequence[Boundary], selection: str) -> list[Boundary]:
+    """The layers that mix tokens, of those `found`, that `--layers` names.
+
+    Raises:
+        ValueError: the selection is malformed or names a layer that is not there.
+    """
+    mixing = [boundary for boundary in found if boundary.mixes]
+    return [mixing[index] for index in parse_indices(selection, len(mixing))]
 
 
 def block(name: str) -> str:

@@ -25,12 +25,12 @@ from localizer.hooks import (
     unsupported,
     weights,
 )
-from localizer.hooks.boundaries import boundaries
+from localizer.hooks.boundaries import boundaries, choose
 from localizer.hooks.lifeline import end_with
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.sink import Sink
 from localizer.wire.ring import Ring
-from localizer.wire.spec import SPEC_VARIABLE, RunSpec, parse_indices
+from localizer.wire.spec import SPEC_VARIABLE, RunSpec
 
 _ATTRIBUTE, _CONTENTS = "_localizer_recorder", "_localizer_contents"
 
@@ -49,11 +49,11 @@ def _install(worker: Any) -> None:
     runner = worker.model_runner
     undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level)
     runner_v1.follow(recorder, undo, runner)
-    mixing = [it for it in boundaries(worker.vllm_config, runner.model)[0] if it.mixes]
-    layers = {mixing[index].name: mixing[index].layer for index in parse_indices(spec.layers, len(mixing))}
+    found, _ = boundaries(worker.vllm_config, runner.model)
+    layers = {chosen.name: chosen.layer for chosen in choose(found, spec.layers)}
     after = None
     if spec.kv_contents:
-        contents = kvcache.KVContents(sink, runner, layers)
+        contents = kvcache.KVContents(sink, runner, layers, recorder.errors)
         after = contents.after
         setattr(worker, _CONTENTS, contents)
     trace.follow(trace.Tracer(recorder, sink, runner, list(layers)), undo, after)

@@ -24,6 +24,7 @@ import torch
 
 from localizer.hooks.raw import raw_bytes
 from localizer.hooks.sink import Sink
+from localizer.wire.spec import UNREAD
 
 Gather = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """From a layer's cache and block numbers [n] to keys and values, each [n * N, H, D]."""
@@ -49,19 +50,32 @@ class Place:
 
 
 class KVContents:
-    """Hashes keys and values after each step.
+    """Hashes keys and values after each step; `errors` hears of a fault.
 
     Attributes:
         layouts: by tapped layer which layout was read, or why none was; filled at the first step.
     """
 
-    def __init__(self, sink: Sink, runner: Any, layers: Mapping[str, Any]) -> None:
-        self._sink, self._runner, self._layers = sink, runner, layers
+    def __init__(self, sink: Sink, runner: Any, layers: Mapping[str, Any], errors: list[str]) -> None:
+        self._sink, self._runner, self._layers, self._errors = sink, runner, layers, errors
+        self._broken = False
         self._places: dict[str, Place] = {}
         self.layouts: dict[str, str] = {}
 
     def after(self, requests: Sequence[str], ends: Mapping[str, int]) -> None:
-        """The step of `requests`, in batch order, is over, and `ends` tokens of each are computed."""
+        """The step of `requests`, in batch order, is over, and `ends` tokens of each are computed.
+
+        A fault is noted and ends it; the schedule trace and the run go on.
+        """
+        if self._broken:
+            return
+        try:
+            self._hash(requests, ends)
+        except Exception as error:  # whatever it is, the run must not change
+            self._broken = True
+            self._errors.append(f"the KV contents ended: {type(error).__name__}: {error}")
+
+    def _hash(self, requests: Sequence[str], ends: Mapping[str, int]) -> None:
         if not self.layouts:
             self._look()
         tables = self._runner.input_batch.block_table.block_tables
@@ -91,7 +105,7 @@ class KVContents:
                 number, size = _group(layer, groups.get(name), tables)
                 place = Place(layer, layout_of(layer, size), number)
             except Unread as why:
-                self.layouts[name] = str(why)
+                self.layouts[name] = f"{UNREAD}{why}"
             else:
                 self._places[name], self.layouts[name] = place, place.layout
 
@@ -100,12 +114,12 @@ def _group(layer: Any, group: tuple[int, Any] | None, tables: Sequence[Any]) -> 
     """The group of a layer and the block size of its table."""
     shared = getattr(layer, "kv_sharing_target_layer_name", None)
     if shared:
-        raise Unread(f"not read: it shares the cache of {shared}")
+        raise Unread(f"it shares the cache of {shared}")
     if group is None:
-        raise Unread("not read: it has no cache group")
+        raise Unread("it has no cache group")
     number, spec = group
     if not type(spec).__name__.startswith("FullAttention"):
-        raise Unread(f"not read: the cache of a {type(spec).__name__} is not known")
+        raise Unread(f"the cache of a {type(spec).__name__} is not known")
     return number, int(tables[number].block_size)
 
 
@@ -115,7 +129,7 @@ def cache_of(layer: Any) -> torch.Tensor:
     while isinstance(cache, (list, tuple)) and len(cache) == 1:
         cache = cache[0]
     if not isinstance(cache, torch.Tensor):
-        raise Unread(f"not read: its cache is {type(cache).__name__}")
+        raise Unread(f"its cache is {type(cache).__name__}")
     return cache
 
 
@@ -142,7 +156,7 @@ def layout_of(layer: Any, block_size: int) -> str:
         if shape[1] == 2 and shape[0] != 2:
             return "blocks-first"
     detail = f" for {isa}" if isa else ""
-    raise Unread(f"not read: the layout {shape} of {kind}{detail} is not known")
+    raise Unread(f"the layout {shape} of {kind}{detail} is not known")
 
 
 def _halves(cache: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,7 +41,7 @@ def tap_logits(
         with torch.inference_mode():
             logits = compute(kept["hidden"])
         if raw_bytes(logits) != raw_bytes(kept["logits"]):
-            return f"the rows recorded at {sites[0]} do not give again the rows recorded at {sites[1]}"
+            return f"the logits at {sites[1]} do not come again from the hidden states at {sites[0]}"
         return None
 
     @functools.wraps(compute)

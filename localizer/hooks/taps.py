@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from localizer.hooks import drafts, layout
-from localizer.hooks.boundaries import Boundary, Op, block, boundaries, is_eager
+from localizer.hooks.boundaries import Boundary, Op, block, boundaries, choose, is_eager
 from localizer.hooks.logits import tap_logits
 from localizer.hooks.modules import ModuleTaps
 from localizer.hooks.recorder import Recorder
@@ -36,7 +36,6 @@ from localizer.wire.spec import (
     POSITIONS,
     TOKEN,
     TOKEN_ROWS,
-    parse_indices,
 )
 
 
@@ -64,15 +63,15 @@ def install(
         )
     undo = ExitStack()
     found, untapped = boundaries(vllm_config, runner.model)
-    mixing = [boundary.name for boundary in found if boundary.mixes]
     try:
-        chosen = {mixing[index] for index in parse_indices(selection, len(mixing))}
+        chosen = {boundary.name for boundary in choose(found, selection)}
     except ValueError as error:
         raise layout.CannotTap(f"--layers {selection}: {error}") from None
     homes = {block(name) for name in chosen}
+    everything = all(boundary.name in chosen for boundary in found if boundary.mixes)
 
     def wanted_layer(home: str) -> bool:
-        return not home or home in homes or len(chosen) == len(mixing)
+        return not home or home in homes or everything
 
     tapped = [
         boundary

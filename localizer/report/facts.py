@@ -10,6 +10,7 @@ from typing import Any
 from localizer.report.safe import clean
 from localizer.store.reader import Capture
 from localizer.store.trace import StepTrace
+from localizer.wire.spec import UNREAD
 
 GRAPHS_SHOWN = 5
 """Graph modes that are told; vLLM has fewer."""
@@ -86,7 +87,7 @@ def facts_lines(capture: Capture) -> Iterator[str]:
     manifest = capture.manifest
     if manifest is None:
         return
-    unread = [(name, why) for name, why in manifest.kv_contents.items() if why.startswith("not read")]
+    unread = [(name, why) for name, why in manifest.kv_contents.items() if why.startswith(UNREAD)]
     if unread:
         name, why = unread[0]
         yield f"  KV contents   {len(unread)} layers lack them, first {clean(name)}: {clean(why)}"

@@ -35,7 +35,7 @@ def document(result: Result) -> Iterator[Block]:
         )
         yield Line(summary.sentence(result))
         yield Line(wording.blame(first))
-        if code := wording.code(first.segment):
+        if code := wording.code(first.segment, "its"):
             yield Line(code)
         yield Line(wording.elements(first, SIDES))
         if first.logits is not None:

@@ -168,14 +168,20 @@ def blame(finding: Finding) -> str:
     return f"{equal}{what}{': ' if inside else ''}{_either(inside)}."
 
 
-def code(segment: Segment) -> str:
-    """Where in vLLM's source the two ends of a segment are, in one sentence; empty where nobody knows."""
+def code(segment: Segment, whose: str | None = None) -> str:
+    """Where in vLLM's source the two ends of a segment are, in one sentence; empty where nobody knows.
+
+    `whose` names the source, as in "the candidate's"; without it that is the one that the segment names.
+    """
     ends = [clean(place) for place in (segment.after_code, segment.before_code) if place]
+    if not segment.before_code:
+        return ""
+    source = "In " + (whose or f"the {segment.code_of}'s") + " source"
     if len(ends) < 2:
-        return f"In the source it is before {ends[0]}." if segment.before_code else ""
+        return f"{source} it is before {ends[0]}."
     if ends[0] == ends[1]:
-        return f"In the source both of its ends are at {ends[0]}."
-    return f"In the source it lies between {ends[0]} and {ends[1]}."
+        return f"{source} both of its ends are at {ends[0]}."
+    return f"{source} it lies between {ends[0]} and {ends[1]}."
 
 
 def _attention(finding: Finding) -> str:

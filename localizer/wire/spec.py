@@ -42,6 +42,9 @@ RESIDUAL, AFTER_ATTENTION = "residual", "residual_after_attention"
 ROTATED = ("rotated_query", "rotated_key")
 """Sites `<rotary embedding>/...`. All other modules go by their own name, without a slash."""
 
+UNREAD = "not read: "
+"""What the reason begins with where the KV cache of a layer is not read."""
+
 BOUNDARY, MODULE = LEVELS = ("boundary", "module")
 """What is tapped: the ops at the host boundary; or, without compilation, every module as well."""
 
@@ -126,6 +129,6 @@ def parse_indices(text: str, count: int) -> list[int]:
         if first > last:
             raise ValueError(f"the range {part.strip()!r} runs backwards")
         if last >= count:
-            raise ValueError(f"there is no attention layer {last}; the model has {count}, numbered from 0")
+            raise ValueError(f"there is no layer {last} to tap; the model has {count}, numbered from 0")
         chosen.update(range(first, last + 1))
     return sorted(chosen)

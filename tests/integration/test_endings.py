@@ -216,7 +216,7 @@ def test_full_disk(tmp_path: Path) -> None:
             "vLLM has no engine argument 'no_such_argument'; check --engine",
         ),
         (("--engine", "max_model_len=-5"), "vLLM refused an engine argument"),
-        (("--layers", "0,9"), "there is no attention layer 9; the model has 8, numbered from 0"),
+        (("--layers", "0,9"), "there is no layer 9 to tap; the model has 8, numbered from 0"),
     ],
 )
 def test_what_vllm_refuses_is_said_in_a_sentence(

@@ -37,6 +37,13 @@ def written(**changes: Any) -> dict[str, Any]:
         ({}, written(counts={"rows_without_prefix": 2}), [], ["2 rows have tokens before them"]),
         ({}, written(counts={"prompt_mismatches": 1}), [], ["1 rows have an input id"]),
         ({}, written(untapped={"m.3": "Mixer"}), [], ["1 layers have no tap yet, first m.3 (Mixer)"]),
+        (
+            {},
+            written(),
+            [WORKER | {"kv_contents": {"m.0": "not read: it has no cache group", "m.1": "not read: so"}}],
+            ["the KV contents of no layer could be read, first m.0: not read: it has no cache group"],
+        ),
+        ({}, written(), [WORKER | {"kv_contents": {"m.0": "cpu-vec", "m.1": "not read: so"}}], []),
         ({}, written(sites=[]), [], ["no site was recorded: none matches"]),
         ({}, {}, [], []),
     ],

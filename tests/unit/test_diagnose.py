@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localizer.capture.diagnose import last_lines, likely_cause
+from localizer.capture.diagnose import is_refusal, last_lines, likely_cause
 
 
 @pytest.fixture
@@ -100,3 +100,15 @@ def test_only_the_end_of_a_long_log_is_read(log: Path) -> None:
     log.write_text("RuntimeError: long ago\n" + "line\n" * 100_000)
     assert last_lines(log, 2) == ["line", "line"]
     assert likely_cause(log, None, 1) == "its log does not say"
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [("localizer.hooks.layout.CannotTap", True), ("UnknownLayout", True), ("ValueError", False)],
+)
+def test_what_localizer_itself_refuses_needs_no_log(tmp_path: Path, kind: str, refused: bool) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("")
+    assert is_refusal(log, {"type": kind, "message": "it is not; do this"}) is refused
+    log.write_text(f"Traceback\n{kind}: it is not; do this\n")
+    assert is_refusal(log, None) is refused

@@ -160,5 +160,6 @@ def test_ends_of_one_place_in_the_source_are_told_once() -> None:
         before=attention(2, "query"),
         after_code=place_of_both,
         before_code=place_of_both,
+        code_of="candidate",
     )
-    assert code(segment) == f"In the source both of its ends are at {place_of_both}."
+    assert code(segment) == f"In the candidate's source both of its ends are at {place_of_both}."

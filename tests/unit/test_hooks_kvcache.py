@@ -100,7 +100,7 @@ def contents(orders: list[list[int]], layers: dict[str, Any], spec: type = FullA
         input_batch=SimpleNamespace(block_table=SimpleNamespace(block_tables=[table])),
     )
     notes = Notes()
-    found = KVContents(notes, runner, layers)  # type: ignore[arg-type]
+    found = KVContents(notes, runner, layers, [])  # type: ignore[arg-type]
     found.after(["a"], {"a": END})
     return found, notes.messages[0]
 
@@ -117,6 +117,15 @@ def test_physical_blocks_do_not_matter(layout: str) -> None:
     assert told[0] == {
         **{"type": "contents", "keys": {"l": [digest(rows(1))]}, "values": {"l": [digest(rows(2))]}}
     }
+
+
+def test_a_fault_is_noted_and_ends_it() -> None:
+    cache, kind, isa = filled("vec", ORDER)
+    found, _ = contents([ORDER], {"l": layer(cache, kind, isa)})
+    found.after(["unknown"], {})
+    found.after(["a"], {"a": END})
+    assert found._errors == ["the KV contents ended: KeyError: 'unknown'"]
+    assert len(found._sink.messages) == 1
 
 
 def test_what_is_not_read_is_named() -> None:

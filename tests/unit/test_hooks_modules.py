@@ -317,7 +317,7 @@ def test_layers_and_patterns_choose() -> None:
 @pytest.mark.parametrize(
     ("selection", "patterns", "level", "says"),
     [
-        ("5", ("*",), MODULE, "--layers 5: there is no attention layer 5; the model has 2"),
+        ("5", ("*",), MODULE, "--layers 5: there is no layer 5 to tap; the model has 2"),
         ("all", ("foo*",), BOUNDARY, "no site matches --sites foo\\*"),
     ],
 )

@@ -112,6 +112,7 @@ def test_the_keys_of_the_example_in_the_docs(made: Made) -> None:
         "before": "model.layers.18.self_attn.attn/query",
         "after_code": None,
         "before_code": None,
+        "code_of": None,
     }
     assert (tree["first"]["class"], tree["first"]["max_ulp"]) == ("1-ulp", 1)
     assert {

@@ -56,8 +56,8 @@ def test_selections(text: str, count: int, chosen: list[int]) -> None:
         ("²", "neither an index"),
         ("1.5", "neither an index"),
         ("3-2", "backwards"),
-        ("0-8", "no attention layer 8; the model has 8"),
-        ("99999999999-999999999999", "no attention layer"),
+        ("0-8", "no layer 8 to tap; the model has 8"),
+        ("99999999999-999999999999", "no layer"),
     ],
 )
 def test_malformed_selections_say_what_is_wrong(text: str, says: str) -> None:
