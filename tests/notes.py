@@ -35,5 +35,8 @@ class Notes:
     def count(self, **counters: int) -> None:
         """Take counters."""
 
+    def warm(self) -> None:
+        """Map no ring."""
+
     def close(self) -> None:
         """Take the end."""

@@ -148,7 +148,10 @@ def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
         stream = Stream(folder, rank)
         for frame in ring.frames(orders.finished.is_set):
             if frame.kind == MESSAGE:
-                stream.message(json.loads(bytes(frame.body)))
+                content = json.loads(bytes(frame.body))
+                if content["type"] == "round":  # the worker has mapped the ring by then
+                    ring.warm()
+                stream.message(content)
             else:
                 stream.rank.frame(table_of(frame), frame.body)
         summary = asdict(stream.rank.close())
@@ -173,6 +176,7 @@ def _why(error: Exception) -> dict[str, str]:
 def main() -> None:
     """`python -m localizer.capture.writer RING_FD FOLDER RANK`."""
     os.nice(NICENESS)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # its waking puts off no thread of vLLM's
     ring_fd, folder, rank = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     result = work(Ring(ring_fd), folder, rank, Orders())
     with contextlib.suppress(BrokenPipeError):

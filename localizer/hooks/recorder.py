@@ -226,6 +226,8 @@ class Recorder:
 
     def round(self, names: dict[str, str]) -> None:
         """A round begins; `names` maps vLLM's internal request ids to ours."""
+        if not self.rounds:
+            self._sink.warm()
         self.rounds += 1
         self._sink.message(type="round", names=names)
 

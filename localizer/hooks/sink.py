@@ -185,6 +185,10 @@ class Sink:
         """Add to the ring's progress counters."""
         self._ring.count(**counters)
 
+    def warm(self) -> None:
+        """Map the ring's memory, which is due when the engine has measured how much memory it may use."""
+        self._ring.warm()
+
     def close(self) -> None:
         """Say that nothing follows."""
         self.flush()

@@ -24,6 +24,10 @@ class Notes:
         self.taken: list[tuple[str, list[Any]]] = []
         self.counts: list[dict[str, int]] = []
         self.closed = False
+        self.warmed = 0
+
+    def warm(self) -> None:
+        self.warmed += 1
 
     def message(self, **content: Any) -> None:
         self.messages.append(content)

@@ -301,3 +301,14 @@ def test_something_else_is_not_taken_for_a_ring(tmp_path) -> None:
     other.write_bytes(bytes(8192))
     with pytest.raises(RingError, match="not a localizer ring"):
         Ring(str(other))
+
+
+def test_warming_maps_the_ring_and_changes_nothing(ends) -> None:
+    producer, consumer = ends
+    offset = producer.reserve(4)
+    producer.buffer[offset : offset + 4] = b"rows"
+    producer.warm()
+    consumer.warm()
+    producer.commit(MESSAGE, 4)
+    producer.close()
+    assert [bytes(frame.body) for frame in consumer.frames(lambda: False)] == [b"rows"]
