@@ -23,6 +23,9 @@ MAGIC = 0x4C4F43414C495A31  # "LOCALIZ1"
 HOT_BYTES = 1 << 20
 """After this many bytes an empty ring is used from its start again, where memory is mapped and cached."""
 
+LINGER_BYTES, LINGER_SECONDS = 1 << 20, 0.1
+"""A consumer that has taken everything waits for so much more, or so long, before it begins again."""
+
 WARM_BYTES = 256 << 20
 """So much of a ring is mapped before the first step; memory that is touched first in a step costs it time."""
 
@@ -186,7 +189,9 @@ class Ring:
 
     # -- consumer --------------------------------------------------------------------------------------
 
-    def frames(self, stop: Callable[[], bool], pause: float = 0.02, linger: float = 0.1) -> Iterator[Frame]:
+    def frames(
+        self, stop: Callable[[], bool], pause: float = 0.02, linger: float = LINGER_SECONDS
+    ) -> Iterator[Frame]:
         """Yield frames until the producer closed the ring, or `stop()` holds and the ring is empty.
 
         Args:
@@ -195,7 +200,7 @@ class Ring:
             linger: seconds for which a little is left to become more. To begin costs the consumer, whose
                 memory is not cached any more, about as much as a step's rows do.
         """
-        enough = min(HOT_BYTES, self.capacity // 8)
+        enough = min(LINGER_BYTES, self.capacity // 8)
         while True:
             tail = self._words[_TAIL]
             if tail == self._words[_HEAD]:
