@@ -176,7 +176,8 @@ def _why(error: Exception) -> dict[str, str]:
 def main() -> None:
     """`python -m localizer.capture.writer RING_FD FOLDER RANK`."""
     os.nice(NICENESS)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # its waking puts off no thread of vLLM's
+    with contextlib.suppress(OSError):  # as in a sandbox; its waking then puts off a thread of vLLM's
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     ring_fd, folder, rank = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     result = work(Ring(ring_fd), folder, rank, Orders())
     with contextlib.suppress(BrokenPipeError):

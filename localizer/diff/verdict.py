@@ -27,6 +27,12 @@ INCOMPLETE, MISSING, NO_ROWS, NOTHING_COMPARED = (
 )
 NOT_REPRODUCIBLE, NOTHING_REPEATS = "not-reproducible", "nothing-repeats"
 
+REASONS = (
+    *(DIFFERENT_MODEL, NO_COMMON_PREFIX, INCOMPLETE, MISSING, NO_ROWS, NOTHING_COMPARED),
+    *(NOT_REPRODUCIBLE, NOTHING_REPEATS),
+)
+"""Codes of reasons, as docs/result.md explains them."""
+
 
 def different_models(candidate: Capture, parent: Capture) -> bool:
     """Whether the models are not the same: by their files where both are known, else by name."""
