@@ -29,7 +29,13 @@ def test_identical_sources_are_identical(capturing: Capturing) -> None:
     assert all(site.rows_differ == 0 for site in result.sites)
 
 
-@pytest.mark.parametrize("layer", range(LAYERS))
+FEW = (0, LAYERS // 2, LAYERS - 1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [pytest.param(layer, marks=[] if layer in FEW else [pytest.mark.slow]) for layer in range(LAYERS)],
+)
 def test_a_change_in_any_layer_is_named(
     capturing: Capturing, overlay: Callable[[Fault], Path], layer: int
 ) -> None:

@@ -75,7 +75,11 @@ def made(capturing: Capturing, row: tuple[str, ...], **options: Any) -> Capture:
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id="-".join(row), marks=[pytest.mark.slow] if row[0] == "compiled" else [])
+        pytest.param(
+            row,
+            id="-".join(row),
+            marks=[] if row[0] == "eager" and row[4] == "in-process" else [pytest.mark.slow],
+        )
         for row in ARRAY
     ],
 )
