@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from localizer.hooks.guard import Guard
 from localizer.hooks.raw import raw_bytes
 from localizer.hooks.sink import Sink
 from localizer.wire.spec import UNREAD
@@ -53,27 +54,16 @@ class KVContents:
     """Hashes keys and values after each step; `errors` hears of a fault.
 
     Attributes:
+        after: to be called with the requests of a step that is over, in batch order, and how many tokens of
+            each are computed; a fault ends the contents alone.
         layouts: by tapped layer which layout was read, or why none was; filled at the first step.
     """
 
     def __init__(self, sink: Sink, runner: Any, layers: Mapping[str, Any], errors: list[str]) -> None:
-        self._sink, self._runner, self._layers, self._errors = sink, runner, layers, errors
-        self._broken = False
+        self._sink, self._runner, self._layers = sink, runner, layers
+        self.after = Guard("the KV contents ended", errors)(self._hash)
         self._places: dict[str, Place] = {}
         self.layouts: dict[str, str] = {}
-
-    def after(self, requests: Sequence[str], ends: Mapping[str, int]) -> None:
-        """The step of `requests`, in batch order, is over, and `ends` tokens of each are computed.
-
-        A fault is noted and ends it; the schedule trace and the run go on.
-        """
-        if self._broken:
-            return
-        try:
-            self._hash(requests, ends)
-        except Exception as error:  # whatever it is, the run must not change
-            self._broken = True
-            self._errors.append(f"the KV contents ended: {type(error).__name__}: {error}")
 
     def _hash(self, requests: Sequence[str], ends: Mapping[str, int]) -> None:
         if not self.layouts:

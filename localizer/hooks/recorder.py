@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from localizer.hooks.guard import Guard
 from localizer.hooks.sink import Sink
 from localizer.wire.spec import DRAFT, INPUT_IDS, POSITIONS
 
@@ -23,6 +23,7 @@ class Recorder:
         checks: called when the run is over; each returns what is wrong with the capture, or None.
         dummies, rounds: how many dummy forwards and rounds there were.
         errors: why recording ended, and what is wrong with the capture.
+        guarded: makes an action safe: its faults are noted and end the recording.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -35,7 +36,6 @@ class Recorder:
         self._draft_logit_rows = 0
         self._proposed: dict[str, Sequence[int]] = {}
         self._open = False
-        self._broken = False
         self._steps = 0
         self.dummies = 0
         self.rounds = 0
@@ -43,6 +43,7 @@ class Recorder:
         self.ending: list[Callable[[], None]] = []
         self.checks: list[Callable[[], str | None]] = []
         self.errors: list[str] = []
+        self.guarded = Guard("the observer stopped recording", self.errors)
 
     def register(
         self, sites: Sequence[tuple[str, str]], not_applicable: dict[str, str], untapped: dict[str, str]
@@ -63,7 +64,7 @@ class Recorder:
     @property
     def recording(self) -> bool:
         """Whether rows of a real step are wanted now."""
-        return self._open and not self._broken
+        return self._open and not self.guarded.broken
 
     @property
     def step(self) -> int:
@@ -75,20 +76,6 @@ class Recorder:
         """Whether the target forward of a real step, or its logits, are being computed."""
         return self._scheduled is not None
 
-    def guarded(self, action: Callable[..., None]) -> Callable[..., None]:
-        """`action`, with any exception noted instead of raised, and skipped once something went wrong."""
-
-        @functools.wraps(action)
-        def safely(*args: Any, **kwargs: Any) -> None:
-            if self._broken:
-                return
-            try:
-                action(*args, **kwargs)
-            except Exception as error:  # whatever it is, the run must not change
-                self._stop(error)
-
-        return safely
-
     def tap(self, sites: Sequence[str], draft: bool = False) -> Callable[..., None]:
         """A function that records tensors [padded rows, ...], one for each of the sites; some may be None.
 
@@ -98,18 +85,13 @@ class Recorder:
         indices = tuple(self._index.get(site) for site in sites)
 
         def record(*tensors: torch.Tensor | None) -> None:
-            if not self._broken:
+            if not self.guarded.broken:
                 try:
                     self._sink.rows(indices, tensors, self._draft_rows if draft else self._rows)
                 except Exception as error:
-                    self._stop(error)
+                    self.guarded.stop(error)
 
         return record
-
-    def _stop(self, error: Exception) -> None:
-        """Note what went wrong; nothing is recorded any more."""
-        self._broken = True
-        self.errors.append(f"the observer stopped recording: {type(error).__name__}: {error}")
 
     # -- one step --------------------------------------------------------------------------------------
 

@@ -106,9 +106,9 @@ def install(
     def in_target() -> bool:
         return recorder.recording and recorder.in_forward
 
-    _tap_layers(undo, tapped, recorder, False, lambda: recorder.recording)
+    _tap_layers(undo, tapped, recorder, False)
     if drafting:
-        _tap_layers(undo, draft_found, recorder, True, lambda: recorder.drafting)
+        _tap_layers(undo, draft_found, recorder, True)
     _tap_forward(recorder, undo, runner, auxiliary)
     tap_logits(recorder, undo, runner.model, (HIDDEN, LOGITS), recorder.logit_rows, in_target)
     if drafting:
@@ -144,22 +144,14 @@ def _absent(layers: Sequence[Boundary], prefix: str) -> dict[str, str]:
     return {f"{prefix}{layer.name}/{part}": why for layer in layers for part, why in layer.absent.items()}
 
 
-def _tap_layers(
-    undo: ExitStack,
-    layers: Sequence[Boundary],
-    recorder: Recorder,
-    draft: bool,
-    wanted: Callable[[], bool],
-) -> None:
-    """Record what the ops of layers, of the target or of the draft, take and give while `wanted()` holds."""
+def _tap_layers(undo: ExitStack, layers: Sequence[Boundary], recorder: Recorder, draft: bool) -> None:
+    """Record what the ops of layers, of the target or of the draft, take and give in its steps."""
     for layer in layers:
         for op in layer.ops:
-            _tap_op(undo, op, (DRAFT if draft else "") + layer.name, recorder, draft, wanted)
+            _tap_op(undo, op, (DRAFT if draft else "") + layer.name, recorder, draft)
 
 
-def _tap_op(
-    undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool, wanted: Callable[[], bool]
-) -> None:
+def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool) -> None:
     call = getattr(op.owner, op.method)
     order = list(inspect.signature(call).parameters)
     rows = recorder.draft_rows if draft else recorder.rows
@@ -185,7 +177,7 @@ def _tap_op(
 
     @functools.wraps(call)
     def tapped(*args: Any, **kwargs: Any) -> Any:
-        if not wanted():
+        if not (recorder.drafting if draft else recorder.recording):
             return call(*args, **kwargs)
         before(args, kwargs)
         result = call(*args, **kwargs)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from localizer.hooks.guard import Guard
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.replace import replace
 from localizer.hooks.sink import Sink
@@ -42,22 +43,7 @@ class Tracer:
         self._preempted: set[str] = set()
         self._last = -1
         self._ends: dict[str, int] = {}
-        self._broken = False
-
-    def guarded(self, action: Callable[..., None]) -> Callable[..., None]:
-        """`action`, with any exception noted instead of raised, and skipped once something went wrong."""
-
-        @functools.wraps(action)
-        def safely(*args: Any, **kwargs: Any) -> None:
-            if self._broken:
-                return
-            try:
-                action(*args, **kwargs)
-            except Exception as error:  # whatever it is, the run must not change
-                self._broken = True
-                self._recorder.errors.append(f"the schedule trace ended: {type(error).__name__}: {error}")
-
-        return safely
+        self.guarded = Guard("the schedule trace ended", recorder.errors)
 
     def schedule(self, output: Any) -> None:
         """The scheduler asks for a step, perhaps one without tokens."""

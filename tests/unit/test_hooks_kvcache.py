@@ -79,6 +79,7 @@ def test_a_cache_of_one_engine_in_a_list() -> None:
 class Notes:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.errors: list[str] = []
 
     def message(self, **content: Any) -> None:
         self.messages.append(content)
@@ -100,7 +101,7 @@ def contents(orders: list[list[int]], layers: dict[str, Any], spec: type = FullA
         input_batch=SimpleNamespace(block_table=SimpleNamespace(block_tables=[table])),
     )
     notes = Notes()
-    found = KVContents(notes, runner, layers, [])  # type: ignore[arg-type]
+    found = KVContents(notes, runner, layers, notes.errors)  # type: ignore[arg-type]
     found.after(["a"], {"a": END})
     return found, notes.messages[0]
 
@@ -124,7 +125,7 @@ def test_a_fault_is_noted_and_ends_it() -> None:
     found, _ = contents([ORDER], {"l": layer(cache, kind, isa)})
     found.after(["unknown"], {})
     found.after(["a"], {"a": END})
-    assert found._errors == ["the KV contents ended: KeyError: 'unknown'"]
+    assert found._sink.errors == ["the KV contents ended: KeyError: 'unknown'"]
     assert len(found._sink.messages) == 1
 
 
