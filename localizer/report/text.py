@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from localizer.diff.places import place
-from localizer.diff.result import INCONCLUSIVE, Difference, Result
+from localizer.diff.result import Difference, Result
 from localizer.report import (
     controls,
+    evidence,
     explain,
-    patterns,
     rows,
-    sites,
     speculation,
     summary,
     within,
@@ -75,33 +74,17 @@ def _between(result: Result) -> Iterator[Block]:
             yield Line(f"Highest logits: {wording.logits(first.logits)}")
         if place(first.site).draft and (other := speculation.other_drafts(result)):
             yield Line(other)
-    if result.rows.target is not None:
-        target = result.rows.target
-        where = f"request {clean(target.request)}, position {target.position} (step {target.step})"
-        yield Line(f"first in a row of the target: {clean(target.site)}, {where}")
+    yield from evidence.target(result)
     yield Line(f"tokens: {wording.tokens(result.tokens)}")
     yield Line("; ".join(filter(None, [_prompts(result), wording.repeats(result.tokens)])))
     if result.speculation is not None:
         yield Line(f"speculation: {speculation.summary(result)}")
-    if result.rows.amplifier is not None:
-        row = result.rows.amplifier
-        where = f"request {clean(row.request)}, position {row.position} (step {row.step})"
-        yield Line(f"first argmax flip: {where}: {wording.logits(row.logits)}")
-    for pattern in result.signatures:
-        yield Line(f"signature: {patterns.sentence(pattern)}")
-    if len(result.histogram) > 1:
-        yield Line("First differences of the requests", "heading")
-        yield patterns.histogram(result.histogram)
-    if result.reasons:
-        yield Line("Reasons" if result.verdict == INCONCLUSIVE else "Beside the verdict", "heading")
-        yield Bullets([f"{wording.reason(item)}." for item in result.reasons])
+    yield from evidence.patterns_and_reasons(result, "requests")
     yield Line("Captures", "heading")
     yield _captures(result)
     yield from controls.blocks(result)
     yield from rows.blocks(result)
-    if result.sites:
-        yield Line("Sites, in execution order", "heading")
-        yield sites.table(result.sites)
+    yield from evidence.sites_table(result)
     yield Line("Coverage", "heading")
     yield Bullets(list(_coverage(result)))
 

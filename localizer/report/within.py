@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from localizer.diff.align import WITHIN
-from localizer.diff.result import INCONCLUSIVE, Result
-from localizer.report import patterns, sites, summary, tolerance, wording
+from localizer.diff.result import Result
+from localizer.report import evidence, summary, tolerance, wording
 from localizer.report import rows as row_table
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
@@ -24,7 +24,7 @@ def is_within(result: Result) -> bool:
 
 def document(result: Result) -> Iterator[Block]:
     """The report as blocks, top to bottom, but for its scope."""
-    first, rows = result.first, result.rows
+    first = result.first
     yield Line(wording.headline(result), "verdict")
     if first is not None:
         later = f"request {clean(first.request)} (step {first.step}, {clean(first.kind)})"
@@ -40,24 +40,9 @@ def document(result: Result) -> Iterator[Block]:
         yield Line(wording.elements(first, SIDES))
         if first.logits is not None:
             yield Line(f"Highest logits: {wording.logits(first.logits, SIDES)}")
-    if rows.target is not None:
-        where = f"request {clean(rows.target.request)}, position {rows.target.position}"
-        yield Line(
-            f"first in a row of the target: {clean(rows.target.site)}, {where} (step {rows.target.step})"
-        )
+    yield from evidence.target(result)
     yield Line(f"tokens of equal prompts: {_tokens(result)}")
-    if rows.amplifier is not None:
-        row = rows.amplifier
-        where = f"request {clean(row.request)}, position {row.position} (step {row.step})"
-        yield Line(f"first argmax flip: {where}: {wording.logits(row.logits, SIDES)}")
-    for pattern in result.signatures:
-        yield Line(f"signature: {patterns.sentence(pattern)}")
-    if len(result.histogram) > 1:
-        yield Line("First differences of the later requests", "heading")
-        yield patterns.histogram(result.histogram)
-    if result.reasons:
-        yield Line("Reasons" if result.verdict == INCONCLUSIVE else "Beside the verdict", "heading")
-        yield Bullets([f"{wording.reason(item)}." for item in result.reasons])
+    yield from evidence.patterns_and_reasons(result, "later requests", SIDES)
     yield Line("Capture", "heading")
     it = result.captures.candidate
     yield Table(
@@ -65,9 +50,7 @@ def document(result: Result) -> Iterator[Block]:
         [[clean(it.label), clean(it.vllm), it.state, clean(it.created), clean(it.path)]],
     )
     yield from row_table.blocks(result)
-    if result.sites:
-        yield Line("Sites, in execution order", "heading")
-        yield sites.table(result.sites)
+    yield from evidence.sites_table(result)
     yield Line("Coverage", "heading")
     yield Bullets(list(_coverage(result)))
 
