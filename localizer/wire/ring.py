@@ -26,7 +26,7 @@ HOT_BYTES = 1 << 20
 LINGER_BYTES, LINGER_SECONDS = 1 << 20, 0.1
 """A consumer that has taken everything waits for so much more, or so long, before it begins again."""
 
-WARM_BYTES = 256 << 20
+WARM_BYTES = 16 << 20
 """So much of a ring is mapped before the first step; memory that is touched first in a step costs it time."""
 
 _POPULATE_WRITE = 23
