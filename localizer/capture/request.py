@@ -52,6 +52,9 @@ MOST_LAYERS = 10_000
 AROUND_TOKEN = 6
 """Bytes of a manifest around each returned token: indentation, comma, end of line."""
 
+AROUND_LOGPROBS, LOGPROB = 13, 48
+"""Bytes of a manifest around a token's logprobs, and of each of them beside the token id."""
+
 HOOKS_MODULES = "worker: every module has forward hooks; a layer's residual stream is summed once more"
 HASHES_WEIGHTS = "loading: on the CPU, weights are hashed before vLLM packs them"
 READS_CACHE = "steps: after each forward the KV cache of the tapped layers is read and hashed"
@@ -88,6 +91,7 @@ class CaptureRequest:
     weights: bool = True
     kv_contents: bool = False
     buffer: int = BUFFER_MIB
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -181,10 +185,13 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
     python = interpreter.probe(request.python, environment)
     laid = None if request.overlay is None else overlay.lay(request.overlay, python.vllm_location)
     vocabulary = plan.vocabulary(Path(model.path))
-    if len(requests) * request.max_tokens * (len(str(vocabulary // 2)) + AROUND_TOKEN) > schema.MAX_DOCUMENT:
+    if len(requests) * request.max_tokens * token_bytes(vocabulary, request.logprobs) > schema.MAX_DOCUMENT:
+        asked, fewer = (
+            ("", "") if request.logprobs is None else (" with logprobs", ", or ask for fewer logprobs")
+        )
         raise LocalizerError(
-            f"{len(requests):,} requests of {request.max_tokens:,} tokens are more than a manifest holds; "
-            "capture fewer requests or fewer tokens."
+            f"{len(requests):,} requests of {request.max_tokens:,} tokens{asked} are more than a manifest "
+            f"holds; capture fewer requests or fewer tokens{fewer}."
         )
     prompts = plan.draw_prompts(max(matrix), request.prompt_tokens, vocabulary, request.seed)
     opening = Open(
@@ -217,7 +224,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             max_tokens=request.max_tokens,
             seed=request.seed,
             prompts=prompts,
-            sampling=plan.greedy(request.max_tokens),
+            sampling=plan.greedy(request.max_tokens, request.logprobs),
             engine={key: NOT_RECORDED if SECRET.search(key) else value for key, value in engine.items()},
         ),
         environment=recorded_environment(environment, request.environment),
@@ -235,6 +242,15 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         ),
     )
     return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20)
+
+
+def token_bytes(vocabulary: int, logprobs: int | None) -> int:
+    """About how long a returned token is in a manifest, with its logprobs, in bytes."""
+    digits = len(str(vocabulary // 2))
+    if logprobs is None:
+        return digits + AROUND_TOKEN
+    several = vocabulary if logprobs < 0 else min(logprobs + 1, vocabulary)
+    return digits + AROUND_TOKEN + AROUND_LOGPROBS + several * (digits + LOGPROB)
 
 
 def speculation(request: CaptureRequest, draft: models.ResolvedModel | None) -> dict[str, Any]:

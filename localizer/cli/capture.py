@@ -41,6 +41,11 @@ class Count(click.IntRange):
 @click.option("--repeats", default=2, show_default=True, type=Count(), help="Passes over the matrix.")
 @click.option("--prompt-tokens", default=16, show_default=True, type=Count(), help="Length of each prompt.")
 @click.option("--max-tokens", default=64, show_default=True, type=Count(), help="New tokens a request.")
+@click.option(
+    "--logprobs",
+    type=Count(-1),
+    help="Keep the logprobs that vLLM returns of so many tokens beside each; 0 the selected one's, -1 all.",
+)
 @click.option("--seed", default=0, show_default=True, type=Count(0), help="Seed of the prompts.")
 @click.option(
     "--layers", default="all", show_default=True, help="Attention layers to tap: first, all, or 0,5-9."
@@ -114,6 +119,7 @@ def command(
     repeats: int,
     prompt_tokens: int,
     max_tokens: int,
+    logprobs: int | None,
     seed: int,
     layers: str,
     level: str,
@@ -149,6 +155,7 @@ def command(
                 repeats=repeats,
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
+                logprobs=logprobs,
                 seed=seed,
                 layers=layers,
                 level=level,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from typing import Any
 
@@ -143,9 +144,19 @@ def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> list[
                 "tokens": list(completion.token_ids),
                 "finish": str(completion.finish_reason),
                 "cached_tokens": output.num_cached_tokens or 0,
+                "logprobs": [by_rank(table) for table in completion.logprobs or ()],
             }
         )
     return outputs
+
+
+def by_rank(table: Mapping[int, Any]) -> list[tuple[int, float | str]]:
+    """The (token id, logprob) of one returned token's logprobs, by rank; "-inf" where JSON has no number."""
+    ranked = sorted(table.items(), key=lambda item: item[1].rank or 0)
+    return [
+        (token, found.logprob if math.isfinite(found.logprob) else str(found.logprob))
+        for token, found in ranked
+    ]
 
 
 def main() -> None:

@@ -205,8 +205,16 @@ class Open(Record, frozen=True, kw_only=True):
     observer: Observer
 
 
+LogProbability = float | Literal["-inf", "inf", "nan"]
+"""A logarithm as vLLM returned it; JSON has no word for one that is not finite."""
+
+
 class Output(Record, frozen=True, kw_only=True):
-    """What vLLM returned for one request; nothing, if it was aborted: no tokens, and `finish` says so."""
+    """What vLLM returned for one request; nothing, if it was aborted: no tokens, and `finish` says so.
+
+    `logprobs[i]` has (token id, logprob) of the most likely tokens at the place of `tokens[i]` and of that
+    token itself, by rank; it is empty where no logprobs were asked for.
+    """
 
     request: str
     internal: str
@@ -214,6 +222,7 @@ class Output(Record, frozen=True, kw_only=True):
     tokens: list[TokenId]
     finish: str
     cached_tokens: Count
+    logprobs: list[list[tuple[TokenId, LogProbability]]] = []
 
 
 class Coverage(Record, frozen=True, kw_only=True):

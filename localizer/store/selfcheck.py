@@ -55,15 +55,30 @@ def unaccounted(capture: Capture, outputs: Sequence[Output]) -> list[str]:
 
 
 def unfinished(outputs: Sequence[Output]) -> list[str]:
-    """That requests were aborted or failed before they were finished, if so: a sentence for each reason."""
+    """What was not returned: requests that were aborted or failed, logprobs; a sentence for each reason."""
     by_reason: dict[str, list[str]] = {}
     for output in outputs:
         if output.finish in UNFINISHED:
             by_reason.setdefault(output.finish, []).append(output.request)
-    return [
+    reasons = [
         f"{len(names)} requests were not finished (finish reason {finish!r}), first {names[0]}"
         for finish, names in by_reason.items()
     ]
+    asked = any(output.logprobs for output in outputs)
+    odd = [
+        output.request
+        for output in outputs
+        if asked
+        and (
+            len(output.logprobs) != len(output.tokens)
+            or any(
+                token not in dict(found) for token, found in zip(output.tokens, output.logprobs, strict=True)
+            )
+        )
+    ]
+    if odd:
+        reasons.append(f"{len(odd)} requests lack logprobs of returned tokens, first {odd[0]}")
+    return reasons
 
 
 def mistraced(capture: Capture, counts: Mapping[str, int]) -> list[str]:

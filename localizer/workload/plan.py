@@ -78,9 +78,13 @@ def draw_prompts(count: int, length: int, vocabulary_size: int, seed: int) -> li
     return [list(prompt) for prompt in prompts]
 
 
-def greedy(max_tokens: int) -> dict[str, Any]:
-    """Sampling parameters of the default workload: greedy, always `max_tokens` long."""
-    return {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "detokenize": False}
+def greedy(max_tokens: int, logprobs: int | None = None) -> dict[str, Any]:
+    """Sampling parameters of the default workload: greedy, always `max_tokens` long.
+
+    With `logprobs`, vLLM returns those of so many tokens beside each: 0 of the selected one, -1 of all.
+    """
+    asked = {} if logprobs is None else {"logprobs": logprobs}
+    return {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "detokenize": False} | asked
 
 
 def parse_pairs(pairs: Sequence[str], option: str, *, values: bool) -> dict[str, Any]:

@@ -174,3 +174,12 @@ def test_a_configuration_that_cannot_be_read_is_left_to_vllm(tmp_path: Path) -> 
     for text in ("[1]", "{", "[" * 200_000):
         (tmp_path / "model" / "config.json").write_text(text)
         prepare(request(tmp_path))
+
+
+def test_logprobs_are_asked_for_and_count(tmp_path: Path) -> None:
+    assert "logprobs" not in prepare(request(tmp_path)).opening.workload.sampling
+    assert prepare(request(tmp_path, logprobs=0)).opening.workload.sampling["logprobs"] == 0
+    many = {"matrix": "1000", "repeats": 1, "prompt_tokens": 2, "max_tokens": 100}
+    prepare(request(tmp_path, **many, logprobs=3, taps=False))
+    with pytest.raises(LocalizerError, match="with logprobs are more than a manifest holds"):
+        prepare(request(tmp_path, **many, logprobs=-1))

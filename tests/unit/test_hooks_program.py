@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
-from localizer.hooks.program import run_round
+from localizer.hooks.program import by_rank, run_round
 from localizer.wire.spec import RunSpec
 
 
@@ -13,6 +14,7 @@ from localizer.wire.spec import RunSpec
 class Completion:
     token_ids: tuple[int, ...]
     finish_reason: str
+    logprobs: list[dict[int, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,3 +65,19 @@ def test_outputs_come_in_the_order_of_the_round_and_an_aborted_request_has_none(
     assert told == [("r00.00", [5], "stop"), ("r00.01", [], "abort"), ("r00.02", [7, 8], "length")]
     assert [output["external"] for output in outputs] == ["0", "1", "2"]
     assert [output["cached_tokens"] for output in outputs] == [0, 0, 16]
+
+
+def test_logprobs_are_sorted_by_rank_and_kept_exactly() -> None:
+    def found(logprob: float, rank: int | None) -> SimpleNamespace:
+        return SimpleNamespace(logprob=logprob, rank=rank)
+
+    table = {
+        7: found(-2.3841855067985307e-07, 3),
+        5: found(-0.5, 1),
+        9: found(float("-inf"), 4),
+        2: found(-1, 2),
+    }
+    assert by_rank(table) == [(5, -0.5), (2, -1), (7, -2.38e-07), (9, "-inf")]
+    llm = PlayedLLM([Returned("0", [Completion((5,), "length", [table])], 0)])
+    (output,) = run_round(llm, RunSpec("m", {}, {}, [[1]], []), ["r00.00"], None)
+    assert output["logprobs"] == [by_rank(table)]

@@ -83,3 +83,13 @@ def test_a_complete_capture_that_contradicts_itself_is_damaged(capture: Capture,
         changed = {"counts": manifest.counts | {change: 1}}
     path.write_bytes(encode(msgspec.structs.replace(manifest, **changed)))
     assert verify(capture.folder).state == DAMAGED
+
+
+@pytest.mark.parametrize(
+    "logprobs", [[[(1, -0.5)]], [[(1, -0.5)], [(1, -0.5)]], [[(1, -0.5)], [(2, "-inf")], [(2, 0.0)]]]
+)
+def test_tokens_without_logprobs_are_told(logprobs: list[list[tuple[int, float]]]) -> None:
+    ids = {"request": "r00.00", "internal": "0-a", "external": "0", "finish": "length", "cached_tokens": 0}
+    asked = [Output(**ids, tokens=[1, 2], logprobs=logprobs)]
+    assert unfinished(asked) == ["1 requests lack logprobs of returned tokens, first r00.00"]
+    assert unfinished([Output(**ids, tokens=[1, 2], logprobs=[[(1, 0.0)], [(4, -1.0), (2, -3.0)]])]) == []
