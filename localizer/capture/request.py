@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,13 +59,25 @@ HOOKS_MODULES = "worker: every module has forward hooks; a layer's residual stre
 HASHES_WEIGHTS = "loading: on the CPU, weights are hashed before vLLM packs them"
 READS_CACHE = "steps: after each forward the KV cache of the tapped layers is read and hashed"
 
+COMPILE_CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+}
+"""Variables that name a place for compiled code -> its folder in `CaptureRequest.compile_cache`."""
+
 SET = {"VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 """Environment variables given to every source unless the person sets them: no telemetry, no stray imports."""
 
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """What to capture, as the person said it."""
+    """What to capture, as the person said it.
+
+    Attributes:
+        compile_cache: a place for the compiled code of this run; None for vLLM's usual ones.
+        unchanged: whether an overlay may change nothing, as a commit that is bisected may.
+    """
 
     name: str
     root: Path
@@ -92,6 +104,8 @@ class CaptureRequest:
     kv_contents: bool = False
     buffer: int = BUFFER_MIB
     logprobs: int | None = None
+    compile_cache: Path | None = None
+    unchanged: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,13 +145,22 @@ def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def recorded_environment(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+def recorded_environment(
+    environment: Mapping[str, str], given: Mapping[str, str], without: Container[str] = ()
+) -> dict[str, str]:
     """The variables that choose what vLLM does, and those `given` by the person, without secrets."""
     return {
         key: NOT_RECORDED if SECRET.search(key) else value
         for key, value in sorted(environment.items())
-        if key.startswith(RECORDED) or key in given
+        if (key.startswith(RECORDED) or key in given) and key not in without
     }
+
+
+def compile_caches(request: CaptureRequest) -> dict[str, str]:
+    """The variables that give a run a place of its own for compiled code; none unless it is asked for."""
+    if request.compile_cache is None:
+        return {}
+    return {key: str(request.compile_cache / name) for key, name in COMPILE_CACHES.items()}
 
 
 def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepared:
@@ -168,7 +191,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         raise LocalizerError(
             "The observer is the worker extension; leave worker_extension_cls out of --engine."
         )
-    environment = {**SET, **os.environ, **request.environment}
+    environment = {**SET, **os.environ, **request.environment, **compile_caches(request)}
     several = [key for key in SIZES if request.engine.get(key, 1) != 1]
     if several and request.taps:
         raise LocalizerError(
@@ -183,7 +206,11 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
-    laid = None if request.overlay is None else overlay.lay(request.overlay, python.vllm_location)
+    laid = (
+        None
+        if request.overlay is None
+        else overlay.lay(request.overlay, python.vllm_location, unchanged=request.unchanged)
+    )
     vocabulary = plan.vocabulary(Path(model.path))
     if len(requests) * request.max_tokens * token_bytes(vocabulary, request.logprobs) > schema.MAX_DOCUMENT:
         asked, fewer = (
@@ -227,7 +254,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             sampling=plan.greedy(request.max_tokens, request.logprobs),
             engine={key: NOT_RECORDED if SECRET.search(key) else value for key, value in engine.items()},
         ),
-        environment=recorded_environment(environment, request.environment),
+        environment=recorded_environment(environment, request.environment, set(compile_caches(request))),
         observer=schema.Observer(
             taps=request.taps,
             layers=request.layers,
@@ -283,6 +310,11 @@ def observer_changes(request: CaptureRequest) -> list[str]:
     changes = [f"environment: {key}={value}" for key, value in SET.items() if key not in os.environ]
     changes += [
         "environment: PYTHONPATH begins with localizer's bridge",
+        *(
+            [f"environment: {', '.join(COMPILE_CACHES)} name a place for this arm alone"]
+            if request.compile_cache is not None
+            else []
+        ),
         "engine: skip_tokenizer_init=True unless it is set",
         "admission: a round's requests are queued while the engine sleeps (level 0), then it wakes",
     ]

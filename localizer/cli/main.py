@@ -16,6 +16,8 @@ from localizer.errors import CaptureFailed, LocalizerError
 COMMANDS = {
     "capture": "Run a workload on a vLLM and record what it computes.",
     "diff": "Compare two captures and name the first place that differs.",
+    "init": "Write a commented localize.toml, to be edited and run.",
+    "run": "Run candidate and parent, with controls and a witness pass, and name the first difference.",
     "show": "Show what a capture holds.",
     "list": "List the captures.",
     "verify": "Check that a capture is what its records say.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from localizer.diff.result import (
     CANDIDATE,
     DIVERGED,
@@ -13,6 +15,7 @@ from localizer.diff.result import (
     Reason,
     Tokens,
 )
+from localizer.diff.runs import SAME, Repetition, Witness
 from localizer.store.reader import Capture
 
 EXIT_CODES = {IDENTICAL: 0, DIVERGED: 1, INCONCLUSIVE: 3}
@@ -26,10 +29,16 @@ INCOMPLETE, MISSING, NO_ROWS, NOTHING_COMPARED = (
     "nothing-compared",
 )
 NOT_REPRODUCIBLE, NOTHING_REPEATS = "not-reproducible", "nothing-repeats"
+SOURCE_UNSTEADY, NOT_NEUTRAL, NOT_REPRODUCED = (
+    "source-not-reproducible",
+    "observer-not-neutral",
+    "witness-not-reproduced",
+)
 
 REASONS = (
     *(DIFFERENT_MODEL, NO_COMMON_PREFIX, INCOMPLETE, MISSING, NO_ROWS, NOTHING_COMPARED),
     *(NOT_REPRODUCIBLE, NOTHING_REPEATS),
+    *(SOURCE_UNSTEADY, NOT_NEUTRAL, NOT_REPRODUCED),
 )
 """Codes of reasons, as docs/result.md explains them."""
 
@@ -82,6 +91,29 @@ def unsteady(tokens: Tokens) -> list[Reason]:
         for source, equal in ((CANDIDATE, repeats.candidate), (PARENT, repeats.parent))
         if equal is False
     ]
+
+
+def untrusted(
+    first_pass: str,
+    reasons: Sequence[Reason],
+    untapped: Sequence[Repetition],
+    observer: Sequence[Repetition],
+    witness: Witness | None,
+) -> tuple[str, list[Reason]]:
+    """The verdict of a run, from that of its first pass and from what the runs say of each other.
+
+    An observer that is not neutral, and a witness that did not come again, make it inconclusive; the
+    differences stay listed. A source that is not reproducible is a reason beside the verdict.
+    """
+    beside = [
+        Reason(code=SOURCE_UNSTEADY, source=source)
+        for source in dict.fromkeys(item.source for item in untapped if item.differs != SAME)
+    ]
+    against = [Reason(code=NOT_NEUTRAL, source=item.source) for item in observer if item.differs != SAME]
+    if witness is not None and not witness.reproduced:
+        against.append(Reason(code=NOT_REPRODUCED, count=len(witness.tries)))
+    verdict = INCONCLUSIVE if against else first_pass
+    return verdict, [*against, *reasons, *beside]
 
 
 def decide(

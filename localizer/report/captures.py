@@ -7,7 +7,7 @@ from pathlib import Path
 from localizer.errors import DamagedCapture
 from localizer.report.facts import facts_lines
 from localizer.report.safe import clean
-from localizer.store import names
+from localizer.store import names, runs
 from localizer.store.reader import Capture
 from localizer.store.schema import Workload
 from localizer.store.verify import DAMAGED, SOUND, Verification
@@ -125,14 +125,32 @@ def history(root: Path) -> str:
         if (folder / "open.json").is_file()
     ]
     rows += sorted(found, key=lambda row: row[1])
-    if len(rows) == 1:
+    records = runs.folders(root)
+    if len(rows) == 1 and not records:
         return (
             f"There are no captures in {clean(str(root))}; make one with localize capture NAME --model MODEL."
         )
+    lines = _columns(rows)
+    if records:
+        lines += ["", *_columns([("run", "made", "captures", "verdict"), *map(_run, records)])]
+    return "\n".join(lines)
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
+    return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    ]
+
+
+def _run(folder: Path) -> tuple[str, ...]:
+    """The line of a run of `localize run`."""
+    run = runs.read(folder)
+    if run is None:
+        return clean(f"{names.RUNS}/{folder.name}"), "", "", "damaged"
+    made = str(len(runs.RunFolder(folder.parent.parent, folder).done))
+    verdict = runs.verdict(folder) or "not finished"
+    return clean(f"{names.RUNS}/{folder.name}"), clean(run.created), made, verdict
 
 
 def _line(folder: Path, label: str) -> tuple[str, ...]:

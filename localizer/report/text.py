@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from localizer.diff.places import place
@@ -20,7 +20,7 @@ from localizer.report import (
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.safe import clean
-from localizer.report.scope import scope
+from localizer.report.scope import Scope, scope
 
 SETTINGS_SHOWN = 12
 """Differing settings that are listed; the JSON result has all."""
@@ -32,12 +32,16 @@ NAMES_SHOWN = 3
 
 
 def render(result: Result, stream: TextIO) -> None:
-    """Write the report: coloured and wrapped on a terminal, plain elsewhere."""
-    blocks = list(document(result))
+    """Write the report of a diff."""
+    write(document(result), stream)
+
+
+def write(blocks: Iterable[Block], stream: TextIO) -> None:
+    """Write blocks: coloured and wrapped on a terminal, plain elsewhere."""
     if stream.isatty():
         from localizer.report import terminal  # rich costs more than the rest of a small diff
 
-        terminal.write(blocks, stream)
+        terminal.write(list(blocks), stream)
     else:
         stream.writelines(line.rstrip() + "\n" for block in blocks for line in plain(block))
 
@@ -46,21 +50,35 @@ def document(result: Result) -> Iterator[Block]:
     """The report as blocks, top to bottom."""
     yield from explain.blocks(result)
     yield from within.document(result) if within.is_within(result) else _between(result)
-    limits = scope(result)
+    yield from limits(scope(result))
+
+
+def limits(found: Scope) -> Iterator[Block]:
+    """What a result establishes and what it does not."""
     yield Line("This result establishes", "heading")
-    yield Bullets(limits.establishes or ["nothing."])
+    yield Bullets(found.establishes or ["nothing."])
     yield Line("It does not establish", "heading")
-    yield Bullets(limits.does_not_establish)
+    yield Bullets(found.does_not_establish)
 
 
 def _between(result: Result) -> Iterator[Block]:
     """The report of two captures, but for its scope."""
     yield Line(wording.headline(result), "verdict")
+    yield from answer(result)
+    yield from differing(result.differences)
+    yield from body(result)
+
+
+def answer(result: Result) -> Iterator[Block]:
+    """What the controls say of the first difference, and that difference in a sentence."""
     yield from controls.line(result)
-    first = result.first
-    if first is not None:
+    if result.first is not None:
         yield Line(summary.sentence(result))
-    yield from _parity(result.differences)
+
+
+def body(result: Result) -> Iterator[Block]:
+    """The evidence, the captures and what of them was compared."""
+    first = result.first
     yield Line("Evidence", "heading")
     if first is not None:
         yield Line(wording.blame(first))
@@ -124,7 +142,7 @@ def _captures(result: Result) -> Table:
     return Table([*header, "path"], [[*row, clean(it.path)] for row, (_, it) in zip(rows, both, strict=True)])
 
 
-def _parity(differences: list[Difference]) -> Iterator[Block]:
+def differing(differences: list[Difference]) -> Iterator[Block]:
     """What else differs between the two captures: it often is the answer."""
     if not differences:
         yield Line("parity: nothing else that both captures record differs")

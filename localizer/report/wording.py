@@ -127,6 +127,10 @@ def reason(item: Reason) -> str:
         verdict.NO_ROWS: f"{who} recorded no rows, so no tensor was compared",
         verdict.NOTHING_COMPARED: "no row of any site is held by both captures, so no tensor was compared",
         verdict.NOTHING_REPEATS: "no prompt and no prefix occurs twice in the capture: nothing to compare",
+        verdict.SOURCE_UNSTEADY: f"{who} is not reproducible: two runs without taps differ",
+        verdict.NOT_NEUTRAL: f"the observer is not neutral: with taps {who} returned something else",
+        verdict.NOT_REPRODUCED: "the witness was not reproduced: what leads to the first difference came "
+        f"out otherwise in {count(item.count, 'attempt')}",
         verdict.NOT_REPRODUCIBLE: f"{who} does not repeat itself: a later pass returned other tokens",
     }
     if item.source == CAPTURE:
@@ -323,14 +327,15 @@ def logits(found: Logits, sides: tuple[str, str] = (CANDIDATE, PARENT)) -> str:
     """The two highest logits of both rows, called `sides`."""
     flip = "the argmax flips" if found.argmax_flip else "the argmax is the same"
     tie = " A tie explains a flip; it does not excuse the difference." if _tied(found) else ""
-    return f"{sides[0]} {_top(found.candidate)}; {sides[1]} {_top(found.parent)}; {flip}.{tie}"
+    return f"{sides[0]} {top(found.candidate)}; {sides[1]} {top(found.parent)}; {flip}.{tie}"
 
 
 def _tied(found: Logits) -> bool:
     return found.argmax_flip and (found.candidate.tie or found.parent.tie)
 
 
-def _top(top: TopTwo) -> str:
+def top(top: TopTwo) -> str:
+    """The two highest of a row, with their distance."""
     if top.top2 is None or top.top2_value is None or top.margin is None:
         return f"{top.top1} ({top.top1_value:.6g})"
     how = "tied" if top.tie else f"margin {top.margin:.3g}"

@@ -44,12 +44,13 @@ class Laid:
     lock: IO[bytes]
 
 
-def lay(overlay: Path, installed: Path) -> Laid:
+def lay(overlay: Path, installed: Path, *, unchanged: bool = False) -> Laid:
     """Make or refresh the tree of an overlay.
 
     Args:
         overlay: the folder with a `vllm/` tree.
         installed: the folder of the installed `vllm` package.
+        unchanged: whether it may differ nowhere from that.
 
     Raises:
         LocalizerError: it has no `vllm/` folder, holds a linked folder, differs nowhere from the installed
@@ -65,7 +66,7 @@ def lay(overlay: Path, installed: Path) -> Laid:
         for path in stand_ins(changed)
         if not _same(path, installed / path.relative_to(changed))
     }
-    if not files:
+    if not files and not unchanged:
         raise LocalizerError(
             f"No file of the overlay {overlay} differs from the vLLM in {installed}; nothing would change."
         )

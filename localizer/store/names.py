@@ -11,6 +11,8 @@ from localizer.store.schema import OPEN
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 NUMBER = re.compile(r"\d{4,9}", re.ASCII)
+RUNS = "runs"
+"""The folder of `localize run`'s records, which therefore can name no capture."""
 
 
 def new_folder(root: Path, name: str) -> tuple[Path, int]:
@@ -20,6 +22,15 @@ def new_folder(root: Path, name: str) -> tuple[Path, int]:
         LocalizerError: the name is unusable or the folder cannot be made.
     """
     check_name(name)
+    return next_folder(root, name)
+
+
+def next_folder(root: Path, name: str) -> tuple[Path, int]:
+    """Make the next numbered folder in `root/name`; return it with its number.
+
+    Raises:
+        LocalizerError: it cannot be made.
+    """
     try:
         (root / name).mkdir(parents=True, exist_ok=True)
         number = max((int(folder.name) for folder in numbered(root / name)), default=0) + 1
@@ -42,6 +53,8 @@ def check_name(name: str) -> None:
     Raises:
         LocalizerError: it cannot.
     """
+    if name == RUNS:
+        raise LocalizerError(f"{name!r} is where localize run keeps its records; take another name.")
     if not NAME.fullmatch(name) or re.fullmatch(r"\d{4,}", name):
         raise LocalizerError(
             f"{name!r} cannot name a capture; use letters, digits, '.', '_' and '-', and not digits alone."

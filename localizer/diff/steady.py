@@ -1,0 +1,68 @@
+"""Two runs that should be equal: is a source reproducible, and is the observer neutral?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from localizer.diff.result import TokenFirst
+from localizer.diff.runs import OTHER_LOGPROBS, OTHER_TOKENS, SAME, Repetition
+from localizer.diff.tokens import compare_tokens
+from localizer.store.reader import Capture
+from localizer.store.schema import LogProbability
+
+Logprobs = list[list[tuple[int, LogProbability]]]
+
+
+def compare_runs(source: str, one: Capture, other: Capture) -> Repetition:
+    """Compare tokens and log probabilities of two runs of one source that did the same workload."""
+    tokens = compare_tokens(one, other, equal_workloads=True)
+    compared, differ, first = _logprobs(one, other)
+    found = SAME
+    if tokens.tokens.requests_differ or tokens.tokens.requests_unpaired or tokens.tokens.requests_unfinished:
+        found = OTHER_TOKENS
+    elif differ:
+        found = OTHER_LOGPROBS
+    return Repetition(
+        source=source,
+        one=one.label,
+        other=other.label,
+        differs=found,
+        requests=tokens.tokens.requests,
+        requests_differ=tokens.tokens.requests_differ,
+        positions=tokens.tokens.positions,
+        positions_differ=tokens.tokens.positions_differ,
+        first=tokens.tokens.first,
+        logprobs_compared=compared,
+        logprobs_differ=differ,
+        first_logprob=first,
+    )
+
+
+def logprobs(capture: Capture) -> Mapping[str, Logprobs]:
+    """Log probabilities by request, as vLLM returned them; empty where none were asked for."""
+    outputs = capture.manifest.outputs if capture.manifest is not None else []
+    return {output.request: output.logprobs for output in outputs if output.logprobs}
+
+
+def _logprobs(one: Capture, other: Capture) -> tuple[int | None, int | None, TokenFirst | None]:
+    """How many positions were compared and differ, and the first of these in the order of requests.
+
+    Behind a different token nothing is compared: the two were asked for something else there.
+    """
+    ours, theirs = logprobs(one), logprobs(other)
+    if not ours and not theirs:
+        return None, None, None
+    compared = differ = 0
+    first = None
+    for request in one.requests:
+        tokens, others = one.outputs.get(request, []), other.outputs.get(request, [])
+        pairs = zip(ours.get(request, []), theirs.get(request, []), tokens, others, strict=False)
+        for index, (here, there, token, another) in enumerate(pairs):
+            compared += 1
+            if here != there:
+                differ += 1
+                position = len(one.prompts[request]) + index
+                first = first or TokenFirst(request=request, position=position, output_index=index)
+            if token != another:
+                break
+    return compared, differ, first
