@@ -182,8 +182,8 @@ def _cache(result: RunResult) -> Iterator[str]:
 def _compiled(result: RunResult) -> Iterator[str]:
     if result.compile_cache == "shared":
         yield (
-            "the compile cache was shared: runs of the parent take each other's code, the candidate does not, "
-            "so that controls attribute nothing"
+            "the compile cache was shared: runs of the parent take each other's code, the candidate does "
+            "not, so that controls attribute nothing"
         )
     for item in result.compiled:
         if item.equal is not None:

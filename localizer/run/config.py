@@ -18,7 +18,7 @@ from localizer.workload import plan
 FILE = "localize.toml"
 
 OWN, SHARED, NONE = "own", "shared", "none"
-"""Whether every arm compiles for itself, or all take what vLLM's usual compile cache holds, or none compiles."""
+"""Every arm compiles for itself; all take what vLLM's usual compile cache holds; none compiles."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -150,7 +150,7 @@ def _put(tree: dict[str, Any], name: str, value: Any) -> None:
 def _complaint(path: Path, text: str, error: str, overrides: dict[str, Any]) -> str:
     """What is wrong, with the line on which it stands."""
     what, _, where = error.partition(" - at `$")
-    names = re.findall(r"\.([^.\[`]+)", where)
+    names = re.findall(r"\.([^.`]+)", re.sub(r"\[[^]]*\]", "", where))
     if unknown := re.search(r"unknown field `(.*)`", what):
         names.append(unknown[1])
         what = f"unknown key {'.'.join(names)}"

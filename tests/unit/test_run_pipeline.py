@@ -1,0 +1,320 @@
+"""`localize run` on captures that a double makes: reproducibility, observer, witness, pinning, resuming.
+
+The double writes synthetic captures (builders.py) in place of starting vLLM; that real ones go the same way
+is held by tests/integration/test_run.py.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from builders import Plan, attention, bump, put, write
+
+from localizer.capture.finish import describe
+from localizer.capture.request import CaptureRequest
+from localizer.capture.session import Progress
+from localizer.diff.result import Difference
+from localizer.diff.runs import RunResult
+from localizer.errors import CaptureFailed
+from localizer.report import run as report
+from localizer.report.captures import history
+from localizer.run.config import Config, load
+from localizer.run.pipeline import Pipeline
+from localizer.store import names, runs, schema
+from localizer.store.reader import Capture
+from localizer.wire.spec import LOGITS
+
+QUERY = "r01.00", 4, attention(1, "query")
+FAULT: dict[str, Any] = {"changes": {QUERY: bump()}}
+OTHER_TOKEN: dict[str, Any] = {"outputs": {"r01.00": [9, 9, 9, 9]}}
+
+Making = Callable[[str, int], dict[str, Any]]
+
+
+class Nobody:
+    """A watcher that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def tell(self, text: str) -> None:
+        self.said.append(text)
+
+    def differences(self, found: Any) -> None:
+        self.found: list[Difference] = list(found)
+
+    def capture(self, name: str) -> Progress:
+        self.said.append(name)
+        return self  # type: ignore[return-value]
+
+    def captured(self, capture: Capture) -> None: ...
+
+
+@dataclass
+class Vllm:
+    """The double: makes the capture that `makes` describes by name and by how often it was made."""
+
+    makes: Making
+    made: list[str] = field(default_factory=list)
+    requests: list[CaptureRequest] = field(default_factory=list)
+
+    def __call__(self, request: CaptureRequest, progress: Progress) -> Path:
+        self.requests.append(request)
+        _, number = names.new_folder(request.root, request.name)
+        (request.root / request.name / f"{number:04d}").rmdir()
+        more = dict(self.makes(request.name, number))
+        logprobs = more.pop("logprobs", {})
+        blocks = request.engine.get("num_gpu_blocks_override", more.pop("blocks", 64))
+        overlay = {"models/llama.py": "11" * 16} if request.overlay else None
+        plan = Plan(name=request.name, number=number, only_tokens=not request.taps, overlay=overlay)
+        plan = replace(plan, running={"num_kv_blocks": blocks}, **more)
+        if request.payload == "none":
+            plan = replace(plan, payload=frozenset())
+        folder = write(request.root, plan)
+        _edit(folder, request.taps, logprobs)
+        self.made.append(request.name)
+        return folder
+
+
+def _edit(folder: Path, taps: bool, logprobs: dict[str, list[Any]]) -> None:
+    """Note what the builder does not: taps that are off, and log probabilities."""
+    opening = json.loads((folder / schema.OPEN).read_text())
+    opening["observer"]["taps"] = taps
+    (folder / schema.OPEN).write_text(json.dumps(opening, indent=1))
+    manifest = json.loads((folder / schema.MANIFEST).read_text())
+    for output in manifest["outputs"]:
+        output["logprobs"] = logprobs.get(output["request"], [])
+    for file in manifest["files"]:
+        if file["name"] == schema.OPEN:
+            file.update(msgspec.to_builtins(describe(folder, schema.OPEN)))
+    (folder / schema.MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Both sources the installed vLLM, the candidate with a changed file."""
+    changed = tmp_path / "overlay" / "vllm" / "extra.py"
+    changed.parent.mkdir(parents=True)
+    changed.write_text("")
+    text = (
+        '[workload]\nmodel = "tiny"\n[candidate]\noverlay = "overlay"\n[engine]\nenforce_eager = true\n'
+        "kv_cache_memory_bytes = 268435456\n"
+    )
+    (tmp_path / "localize.toml").write_text(text)
+    return load(tmp_path / "localize.toml")
+
+
+def going(config: Config, folder: Path, vllm: Vllm, fresh: bool = False) -> tuple[RunResult, Nobody]:
+    watcher = Nobody()
+    pipeline = Pipeline(config, folder / "captures", folder, watcher, vllm, fresh)
+    result = pipeline.run()
+    kept = {form: io.StringIO() for form in ("text", "json")}
+    for form, stream in kept.items():
+        report.render(form, result, stream)
+    pipeline.record.finish(kept["json"].getvalue(), kept["text"].getvalue())
+    return result, watcher
+
+
+def text_of(folder: Path) -> str:
+    return (runs.folders(folder / "captures")[-1] / runs.REPORT).read_text()
+
+
+def candidates(**changes: Any) -> Making:
+    """The same for every capture of the candidate, nothing for the parent's."""
+    return lambda name, number: changes if name.startswith("candidate") else {}
+
+
+def test_a_fault_is_found_attributed_and_witnessed(config: Config, tmp_path: Path) -> None:
+    vllm = Vllm(candidates(**FAULT))
+    found, watcher = going(config, tmp_path, vllm)
+    assert (found.verdict, found.attribution, found.reasons) == ("diverged", "candidate-only", [])
+    assert found.first is not None
+    assert (found.first.site, found.first.request, found.first.position) == (QUERY[2], QUERY[0], QUERY[1])
+    assert found.first.max_ulp == 1, "the witness pass keeps payload"
+    assert found.first_pass.first is not None
+    assert found.first_pass.first.max_ulp is None, "the first pass does not"
+    assert vllm.made == [
+        *("parent-untapped", "parent-untapped-2", "candidate-untapped", "candidate-untapped-2"),
+        *("parent", "parent-2", "candidate", "candidate-2", "parent-witness", "candidate-witness"),
+    ]
+    assert [step.capture for step in found.steps] == [f"{name}/0001" for name in vllm.made]
+    assert [way.request for way in found.witness.ways] == ["r01.00"]  # type: ignore[union-attr]
+    assert vllm.requests[-1].rows == ["r01.00:0-4"]
+    assert {request.logprobs for request in vllm.requests} == {2}
+    assert any("overlay" in item.setting for item in watcher.found)
+    said = text_of(tmp_path)
+    assert said.startswith(
+        "diverged: first at model.layers.1.self_attn.attn/query, request r01.00, position 4"
+    )
+    assert "taps are neutral on the candidate" in said
+    assert "came again, byte for byte, in a second pass" in said
+
+
+def test_nothing_differs(config: Config, tmp_path: Path) -> None:
+    vllm = Vllm(candidates())
+    found, _ = going(config, tmp_path, vllm)
+    assert (found.verdict, found.witness) == ("identical", None)
+    assert "candidate-witness" not in vllm.made
+
+
+def test_a_source_that_is_not_reproducible(config: Config, tmp_path: Path) -> None:
+    vllm = Vllm(lambda name, number: OTHER_TOKEN if name == "parent-untapped-2" else {})
+    found, _ = going(config, tmp_path, vllm)
+    assert found.verdict == "identical"
+    assert [(reason.code, reason.source) for reason in found.reasons] == [
+        ("source-not-reproducible", "parent")
+    ]
+    assert [item.source for item in found.observer] == ["candidate"], "of the parent it cannot be told"
+    assert "whether taps are neutral on the parent cannot be told" in text_of(tmp_path)
+
+
+def test_an_observer_that_is_not_neutral(config: Config, tmp_path: Path) -> None:
+    vllm = Vllm(lambda name, number: OTHER_TOKEN if "candidate-untapped" in name else {})
+    found, _ = going(config, tmp_path, vllm)
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
+    assert [(reason.code, reason.source) for reason in found.reasons] == [
+        ("observer-not-neutral", "candidate")
+    ]
+    assert found.parity.tokens.requests_differ == 1, "of the runs without taps"
+    assert text_of(tmp_path).startswith("inconclusive: the observer is not neutral")
+
+
+def test_log_probabilities_tell_more_than_tokens(config: Config, tmp_path: Path) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        value = -0.5 if name in ("candidate-untapped", "candidate-untapped-2") else -0.25
+        return {"logprobs": {"r01.00": [[[3, value], [4, -2.0]]] * 4}}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert found.verdict == "inconclusive"
+    (item,) = [item for item in found.observer if item.differs != "same"]
+    assert (item.differs, item.logprobs_compared, item.logprobs_differ) == ("logprobs", 4, 4)
+    assert "equal tokens, but other log probabilities at 4 of 4 positions" in text_of(tmp_path)
+
+
+def test_a_witness_that_never_comes_again(config: Config, tmp_path: Path) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        changes = {QUERY: bump(ulps=len(name) if "witness" in name else 1)}
+        return {"changes": changes} if name.startswith("candidate") else {}
+
+    vllm = Vllm(makes)
+    found, _ = going(config, tmp_path, vllm)
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "diverged")
+    assert [(reason.code, reason.count) for reason in found.reasons] == [("witness-not-reproduced", 3)]
+    assert vllm.made[-2:] == ["parent-witness-3", "candidate-witness-3"], "all attempts are kept"
+    assert found.first is not None, "the differences stay listed"
+    assert "NOT reproduced: 1 of" in text_of(tmp_path)
+
+
+def test_a_witness_that_comes_again_the_second_time(config: Config, tmp_path: Path) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        changes = {QUERY: bump(ulps=5 if name == "candidate-witness" else 1)}
+        return {"changes": changes} if name.startswith("candidate") else {}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert found.verdict == "diverged"
+    assert [item.reproduced for item in found.witness.tries] == [False, True]  # type: ignore[union-attr]
+    assert found.diff.captures.candidate.label == "candidate-witness-2/0001"
+
+
+def test_both_the_first_token_and_the_first_row_are_witnessed(config: Config, tmp_path: Path) -> None:
+    changes = {("r01.00", 2, QUERY[2]): bump(), ("r01.01", 3, LOGITS): put(9.0, (7,))}
+    vllm = Vllm(candidates(changes=changes, outputs={"r01.01": [2, 7, 7, 7]}))
+    found, _ = going(config, tmp_path, vllm)
+    assert found.witness is not None
+    assert {(way.request, way.why) for way in found.witness.ways} == {("r01.01", "token"), ("r01.00", "site")}
+    assert found.parity.first is not None
+    assert found.parity.first.request == "r01.01"
+
+
+def test_kv_blocks_that_differ_are_pinned_and_all_is_run_again(config: Config, tmp_path: Path) -> None:
+    vllm = Vllm(lambda name, number: {"blocks": 64 if name.startswith("parent") else 60})
+    found, watcher = going(config, tmp_path, vllm)
+    assert (found.verdict, found.pinned, set(found.kv_blocks.values())) == ("identical", 60, {60})
+    assert any("60 and 64 blocks" in text for text in watcher.said)
+    assert len(found.steps) == 8, "the superseded captures are kept, but not part of the answer"
+    assert "all runs were made with 60" in text_of(tmp_path)
+
+
+class Broken(Exception):
+    """In place of a power cut."""
+
+
+def test_an_interrupted_run_resumes(config: Config, tmp_path: Path) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        if name == "candidate" and number == 1:
+            raise Broken
+        return FAULT if name.startswith("candidate") else {}
+
+    with pytest.raises(Broken):
+        going(config, tmp_path, Vllm(makes))
+    again = Vllm(lambda name, number: FAULT if name.startswith("candidate") else {})
+    found, watcher = going(config, tmp_path, again)
+    assert again.made == ["candidate", "candidate-2", "parent-witness", "candidate-witness"]
+    assert [step.resumed for step in found.steps] == [True] * 6 + [False] * 4
+    assert any(text.startswith("Resuming") for text in watcher.said)
+    third = Vllm(candidates())
+    found, _ = going(config, tmp_path, third)
+    assert len(third.made) == 8, "a finished run is not resumed"
+
+
+def test_it_does_not_resume_what_has_changed(config: Config, tmp_path: Path) -> None:
+    def fails(name: str, number: int) -> dict[str, Any]:
+        if name == "candidate":
+            raise CaptureFailed("no")
+        return {}
+
+    with pytest.raises(CaptureFailed):
+        going(config, tmp_path, Vllm(fails))
+    (tmp_path / "overlay" / "vllm" / "extra.py").write_text("changed = True")
+    vllm = Vllm(candidates())
+    going(config, tmp_path, vllm)
+    assert len(vllm.made) == 8
+
+
+def test_without_untapped_runs_nothing_is_said_of_the_observer(config: Config, tmp_path: Path) -> None:
+    passes = msgspec.structs.replace(config.run, untapped=0, controls=0, repeats=0, witness_tries=0)
+    vllm = Vllm(candidates(**FAULT))
+    found, _ = going(msgspec.structs.replace(config, run=passes), tmp_path, vllm)
+    assert vllm.made == ["parent", "candidate"]
+    assert (found.verdict, found.attribution, found.parity.tapped) == ("diverged", "no-control", True)
+    said = text_of(tmp_path)
+    assert "whether taps are neutral was not looked at" in said
+    assert "Whether taps change what both sources compute" in said
+
+
+def test_compiled_arms_have_a_cache_each(config: Config, tmp_path: Path) -> None:
+    compiled = msgspec.structs.replace(config, engine={})
+    vllm = Vllm(candidates(**FAULT))
+    found, _ = going(compiled, tmp_path, vllm)
+    by_name = {request.name: request.compile_cache for request in vllm.requests}
+    assert all(by_name.values())
+    assert by_name["parent"] == by_name["parent-untapped"] == by_name["parent-witness"]
+    assert len({by_name[name] for name in ("parent", "parent-2", "candidate")}) == 3
+    assert (found.compile_cache, found.attribution) == ("own", "candidate-only")
+    shared = msgspec.structs.replace(
+        compiled, run=msgspec.structs.replace(config.run, compile_cache="shared")
+    )
+    vllm = Vllm(candidates(**FAULT))
+    found, _ = going(shared, tmp_path, vllm)
+    assert {request.compile_cache for request in vllm.requests} == {None}
+    assert (found.compile_cache, found.attribution) == ("shared", "no-control")
+    assert "controls attribute nothing" in text_of(tmp_path)
+
+
+def test_the_result_is_json_and_is_listed(config: Config, tmp_path: Path) -> None:
+    going(config, tmp_path, Vllm(candidates(**FAULT)))
+    (folder,) = runs.folders(tmp_path / "captures")
+    tree = json.loads((folder / runs.RESULT).read_text())
+    docs = (Path(__file__).parents[2] / "docs" / "run.md").read_text()
+    assert (tree["schema"], tree["kind"], tree["verdict"]) == (1, "run", "diverged")
+    assert all(f"`{key}`" in docs for key in tree)
+    lines = history(tmp_path / "captures").splitlines()
+    (line,) = (line for line in lines if line.startswith("runs/"))
+    assert line.split()[-2:] == ["10", "diverged"]
