@@ -78,8 +78,8 @@ def command(
     ]
     try:
         status = carry_out(file, given, root, style, fresh)
-    except Interrupted:
-        raise
+    except Interrupted as error:
+        raise Interrupted(f"{error} The same command resumes the run.") from None
     except LocalizerError as error:
         if not bisect:
             raise

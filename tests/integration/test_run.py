@@ -1,0 +1,261 @@
+"""`localize run` on real engines: planted faults get the right verdict, attribution and place.
+
+The parent is the installed vLLM in every run, so its captures are made once and serve all runs.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from engines import EAGER, IN_PROCESS, Quiet
+
+from localizer.capture.request import CaptureRequest
+from localizer.capture.session import Progress, capture
+from localizer.diff.result import Difference
+from localizer.diff.runs import RunResult
+from localizer.report import run as report
+from localizer.run.config import Config, Passes, Source, Workload
+from localizer.run.pipeline import Pipeline
+from localizer.sources import fault as faults
+from localizer.sources.fault import FACTOR, MLP, MODELS, Fault
+from localizer.store.reader import Capture
+from localizer.wire.spec import TOKEN
+
+PROMPT, FROM = 6, 12
+SCALED = f"hidden_states = hidden_states * {FACTOR}"
+IN_LAYER_4 = 'self.self_attn.attn.layer_name == "model.layers.4.self_attn.attn"'
+METADATA = (
+    '(__import__("vllm.forward_context").forward_context.get_forward_context().attn_metadata or {})'
+    ".get(self.self_attn.attn.layer_name)"
+)
+FAULTS = {
+    "value": faults.in_layer(4),
+    "batch": Fault(
+        MODELS / "llama.py",
+        MLP,
+        f"{SCALED} if {IN_LAYER_4} and len(getattr({METADATA}, 'query_start_loc', '')) > 4 "
+        "else hidden_states",
+    ),
+    "position": Fault(
+        MODELS / "llama.py",
+        MLP,
+        f"hidden_states = hidden_states.where((positions < {FROM}).unsqueeze(-1), hidden_states * {FACTOR}) "
+        f"if {IN_LAYER_4} else hidden_states",
+    ),
+    "random": Fault(
+        MODELS / "llama.py",
+        MLP,
+        f'{SCALED} if {IN_LAYER_4} and __import__("os").urandom(1)[0] < 128 else hidden_states',
+    ),
+    "unobserved": Fault(
+        MODELS / "llama.py",
+        MLP,
+        f'{SCALED} if "localizer.hooks.extension" not in __import__("sys").modules else hidden_states',
+    ),
+    "sampler": Fault(
+        Path("vllm/v1/sample/sampler.py"),
+        "        sampled, processed_logprobs = self.sample(logits, sampling_metadata)\n",
+        "sampled = sampled + (sampled % 5 == 0)",
+    ),
+    "rotary": Fault(
+        MODELS / "llama.py",
+        "        q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)\n",
+        'positions = positions + 1 if self.attn.layer_name == "model.layers.3.self_attn.attn" else positions',
+    ),
+    "nothing": Fault(MODELS / "llama.py", MLP, "same = hidden_states; hidden_states = same"),
+}
+"""What is planted, by name."""
+
+
+pytestmark = pytest.mark.timeout(1200)  # a run is up to twelve engine starts
+
+
+class Watcher(Quiet):
+    """One that nobody listens to."""
+
+    def tell(self, text: str) -> None: ...
+
+    def differences(self, found: list[Difference]) -> None: ...
+
+    def capture(self, name: str) -> Progress:
+        return self
+
+    def captured(self, capture: Capture) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def running(root: Path, overlay: Callable[[Fault], Path]) -> Callable[..., RunResult]:
+    """Run the installed vLLM against one with a fault."""
+    made: dict[CaptureRequest, Path] = {}
+
+    def once(request: CaptureRequest, progress: Progress) -> Path:
+        if request.overlay is not None:
+            return capture(request, progress)
+        key = replace(request, sites=(), rows=tuple(request.rows), engine=(), environment=(), speculative=())  # type: ignore[arg-type]
+        if key not in made:
+            made[key] = capture(request, progress)
+        return made[key]
+
+    def work(fault: str | Fault, passes: Passes, **workload: object) -> RunResult:
+        folder = overlay(FAULTS[fault] if isinstance(fault, str) else fault)
+        settings = {
+            "model": "tiny",
+            "matrix": [1, 4],
+            "repeats": 1,
+            "prompt_tokens": PROMPT,
+            "max_tokens": 10,
+        }
+        config = Config(
+            workload=msgspec.convert(settings | {"max_tokens": 10} | workload, Workload),
+            candidate=Source(overlay=str(folder)),
+            engine=dict(EAGER),
+            environment=dict(IN_PROCESS),
+            run=passes,
+        )
+        pipeline = Pipeline(config, root, root, Watcher(), once, fresh=True)
+        result = pipeline.run()
+        text = io.StringIO()
+        report.render("text", result, text)
+        pipeline.record.finish("{}", text.getvalue())
+        print(text.getvalue()[:3000])
+        return result
+
+    return work
+
+
+def place(result: RunResult) -> tuple[str | None, str] | None:
+    return None if result.first is None else (result.first.segment.after, result.first.site)
+
+
+AFTER_4 = ("model.layers.4.self_attn.attn/output", "model.layers.5.self_attn.attn/query")
+SHORT = Passes(untapped=1, controls=1, repeats=0, witness_tries=1)
+
+
+def test_a_value_in_one_layer(running: Callable[..., RunResult]) -> None:
+    found = running("value", SHORT)
+    assert (found.verdict, found.attribution, found.reasons) == ("diverged", "candidate-only", [])
+    assert place(found) == AFTER_4
+    assert found.first is not None
+    assert found.first.max_ulp is not None, "the witness pass kept payload"
+    assert {item.differs for item in found.observer} == {"same"}
+    assert found.witness is not None
+    assert found.witness.reproduced
+
+
+@pytest.mark.slow
+def test_only_in_batches_of_four(running: Callable[..., RunResult]) -> None:
+    found = running("batch", SHORT)
+    assert (found.verdict, found.attribution, place(found)) == ("diverged", "candidate-only", AFTER_4)
+    assert found.first is not None
+    assert found.first.request == "r01.00", "the round of four"
+    assert all(item.request.startswith("r01.") for item in found.first_pass.requests)
+
+
+@pytest.mark.slow
+def test_only_from_a_position_on(running: Callable[..., RunResult]) -> None:
+    found = running("position", SHORT)
+    assert (found.verdict, found.attribution, place(found)) == ("diverged", "candidate-only", AFTER_4)
+    assert found.first is not None
+    assert (found.first.request, found.first.position) == ("r00.00", FROM)
+
+
+@pytest.mark.slow
+def test_only_under_speculation(running: Callable[..., RunResult]) -> None:
+    found = running(
+        faults.in_draft(), SHORT, speculative_model="tiny-eagle3", speculative={"num_speculative_tokens": 2}
+    )
+    assert (found.verdict, found.attribution) == ("diverged", "candidate-only")
+    assert found.first is not None
+    assert found.first.site.startswith("draft:")
+    assert "draft-only" in {item.pattern for item in found.diff.signatures}
+
+
+@pytest.mark.slow
+def test_random(running: Callable[..., RunResult]) -> None:
+    found = running("random", Passes(untapped=2, controls=1, repeats=1, witness_tries=2))
+    codes = {(reason.code, reason.source) for reason in found.reasons}
+    assert found.first_pass.verdict == "diverged"
+    assert ("source-not-reproducible", "candidate") in codes
+    assert ("source-not-reproducible", "parent") not in codes
+    assert found.verdict == "inconclusive"
+    assert "witness-not-reproduced" in {code for code, _ in codes}
+    assert place(found) == AFTER_4, "what was captured is still told"
+
+
+@pytest.mark.slow
+def test_only_while_nobody_observes(running: Callable[..., RunResult]) -> None:
+    found = running("unobserved", Passes(untapped=2, controls=1, repeats=0))
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
+    assert [(reason.code, reason.source) for reason in found.reasons] == [
+        ("observer-not-neutral", "candidate")
+    ]
+
+
+@pytest.mark.slow
+def test_in_the_sampler(running: Callable[..., RunResult]) -> None:
+    found = running("sampler", SHORT)
+    assert (found.verdict, found.attribution) == ("diverged", "candidate-only")
+    assert place(found) == ("lm_head/logits", TOKEN)
+    assert found.parity.first is not None
+    assert found.parity.first.measured == "logits"
+
+
+@pytest.mark.slow
+def test_in_rotary_embedding(running: Callable[..., RunResult]) -> None:
+    found = running("rotary", SHORT)
+    assert (found.verdict, found.attribution) == ("diverged", "candidate-only")
+    assert place(found) == ("model.layers.2.self_attn.attn/output", "model.layers.3.self_attn.attn/query")
+
+
+@pytest.mark.slow
+def test_a_refactoring_that_changes_nothing(running: Callable[..., RunResult]) -> None:
+    found = running("nothing", SHORT)
+    assert (found.verdict, found.reasons, found.witness) == ("identical", [], None)
+
+
+@pytest.mark.slow
+def test_git_bisect_lands_on_the_commit(tmp_path: Path, installed: Path) -> None:
+    """Five commits to a repository with one file of vLLM; the third plants a fault."""
+
+    def git(*arguments: str) -> str:
+        person = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
+        command = ["git", *person, "-C", str(repository), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    repository = tmp_path / "vllm-checkout"
+    file = repository / MODELS / "llama.py"
+    file.parent.mkdir(parents=True)
+    original = (installed.parent / MODELS / "llama.py").read_text()
+    faulty = original.replace(MLP, MLP + " " * 8 + FAULTS["value"].line + "\n")
+    git("init", "-q")
+    commits: list[str] = []
+    for text in (
+        original,
+        original + "# one\n",
+        faulty + "# one\n",
+        faulty + "# two\n",
+        faulty + "# three\n",
+    ):
+        file.write_text(text)
+        git("add", "-A")
+        git("commit", "-qm", f"commit {len(commits)}")
+        commits.append(git("rev-parse", "HEAD"))
+    settings = tmp_path / "localize.toml"
+    settings.write_text(
+        '[workload]\nmodel = "tiny"\nmatrix = [1]\nrepeats = 1\nmax_tokens = 2\nprompt_tokens = 4\n'
+        f'[candidate]\noverlay = "{repository}"\n[engine]\nenforce_eager = true\n'
+        f"kv_cache_memory_bytes = {EAGER['kv_cache_memory_bytes']}\n"
+        '[environment]\nVLLM_ENABLE_V1_MULTIPROCESSING = "0"\n'
+        "[run]\nuntapped = 0\ncontrols = 0\nrepeats = 0\nwitness_tries = 0\nlogprobs = 0\n"
+    )
+    git("bisect", "start", commits[-1], commits[0])
+    localize = f"{sys.executable} -m localizer.cli.main run {settings} --bisect --out {tmp_path / 'captures'}"
+    done = git("bisect", "run", "sh", "-c", localize)
+    assert f"{commits[2]} is the first bad commit" in done
