@@ -77,7 +77,7 @@ def test_logprobs_are_sorted_by_rank_and_kept_exactly() -> None:
         9: found(float("-inf"), 4),
         2: found(-1, 2),
     }
-    assert by_rank(table) == [(5, -0.5), (2, -1), (7, -2.38e-07), (9, "-inf")]
+    assert by_rank(table) == [(5, -0.5), (2, -1), (7, -2.3841855067985307e-07), (9, "-inf")]
     llm = PlayedLLM([Returned("0", [Completion((5,), "length", [table])], 0)])
     (output,) = run_round(llm, RunSpec("m", {}, {}, [[1]], []), ["r00.00"], None)
     assert output["logprobs"] == [by_rank(table)]
