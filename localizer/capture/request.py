@@ -15,7 +15,7 @@ from typing import Any
 import localizer
 from localizer.capture import unsupported
 from localizer.errors import LocalizerError
-from localizer.sources import interpreter, overlay
+from localizer.sources import interpreter, native, overlay, revision
 from localizer.store import names, schema, selection
 from localizer.store.schema import Open
 from localizer.wire.spec import BOUNDARY, MODULE, parse_indices
@@ -84,6 +84,7 @@ class CaptureRequest:
     model: str
     python: str = sys.executable
     overlay: Path | None = None
+    git: str = ""
     matrix: str = plan.MATRIX
     repeats: int = 2
     prompt_tokens: int = 16
@@ -115,7 +116,7 @@ class Prepared:
     Attributes:
         opening: the document open.json, but for the capture's number.
         executable: the source's interpreter.
-        laid: the overlay's tree, to be put first on PYTHONPATH.
+        laid: the tree of the overlay or git revision, to be put first on PYTHONPATH.
         environment: variables that the source runs with, but for what localizer adds to PYTHONPATH.
         engine: engine arguments, secrets included.
         buffer: capacity of the ring, in bytes.
@@ -206,11 +207,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
-    laid = (
-        None
-        if request.overlay is None
-        else overlay.lay(request.overlay, python.vllm_location, unchanged=request.unchanged)
-    )
+    laid, laid_over = lay(request, python, say)
     vocabulary = plan.vocabulary(Path(model.path))
     if len(requests) * request.max_tokens * token_bytes(vocabulary, request.logprobs) > schema.MAX_DOCUMENT:
         asked, fewer = (
@@ -235,9 +232,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             vllm=python.vllm,
             vllm_location=str(python.vllm_location),
             torch=python.torch,
-            overlay=None
-            if request.overlay is None or laid is None
-            else schema.Overlay(path=str(request.overlay.resolve()), files=laid.files),
+            overlay=laid_over,
             packages=python.packages,
         ),
         workload=schema.Workload(
@@ -269,6 +264,37 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         ),
     )
     return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20)
+
+
+def lay(
+    request: CaptureRequest, python: interpreter.Interpreter, say: models.Say
+) -> tuple[overlay.Laid | None, schema.Overlay | None]:
+    """Lay an overlay or git revision over the installed vLLM, if one is asked for; describe it.
+
+    Raises:
+        LocalizerError: both are asked for, or it cannot be laid over.
+    """
+    installed = python.vllm_location
+    if request.git:
+        if request.overlay is not None:
+            raise LocalizerError("A source has one tree of changes; use --overlay or --git, not both.")
+        found = revision.find(request.git)
+        say(f"reading vllm/ of {found}")
+        tree = revision.lay(found, installed, unchanged=request.unchanged)
+        return tree.overlay, schema.Overlay(
+            path=str(tree.folder),
+            files=tree.overlay.files,
+            git=schema.Revision(repository=str(found.repository), revision=found.text, commit=found.commit),
+            native=native.of_revision(found.repository, found.commit, installed, python.vllm),
+        )
+    if request.overlay is None:
+        return None, None
+    laid = overlay.lay(request.overlay, installed, unchanged=request.unchanged)
+    return laid, schema.Overlay(
+        path=str(request.overlay.resolve()),
+        files=laid.files,
+        native=native.of_overlay(request.overlay, installed, python.vllm),
+    )
 
 
 def token_bytes(vocabulary: int, logprobs: int | None) -> int:

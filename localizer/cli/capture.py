@@ -37,6 +37,12 @@ class Count(click.IntRange):
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder with a vllm/ tree whose files stand in for those of the installed vLLM.",
 )
+@click.option(
+    "--git",
+    default="",
+    metavar="REPO@REV",
+    help="Git revision whose vllm/ tree stands in likewise; nothing is written into the repository.",
+)
 @click.option("--matrix", default=MATRIX, show_default=True, help="Batch sizes of the rounds of one pass.")
 @click.option("--repeats", default=2, show_default=True, type=Count(), help="Passes over the matrix.")
 @click.option("--prompt-tokens", default=16, show_default=True, type=Count(), help="Length of each prompt.")
@@ -115,6 +121,7 @@ def command(
     model: str,
     python: str,
     overlay: Path | None,
+    git: str,
     matrix: str,
     repeats: int,
     prompt_tokens: int,
@@ -151,6 +158,7 @@ def command(
                 model=model,
                 python=python,
                 overlay=overlay,
+                git=git,
                 matrix=matrix,
                 repeats=repeats,
                 prompt_tokens=prompt_tokens,

@@ -226,6 +226,7 @@ def _facts(capture: Capture) -> CaptureFacts:
         created=capture.open.created,
         vllm=capture.open.source.vllm,
         state="complete" if capture.complete else "incomplete",
+        native=None if capture.open.source.overlay is None else capture.open.source.overlay.native,
     )
 
 

@@ -10,6 +10,7 @@ from localizer.diff.attribution import NO_CONTROL as NO_CONTROL
 from localizer.diff.attribution import Controls
 from localizer.diff.plan import Plan
 from localizer.diff.record import Both, Record
+from localizer.store.schema import Native
 
 SCHEMA = 1
 
@@ -34,13 +35,17 @@ class Reason(Record, frozen=True, kw_only=True):
 
 
 class CaptureFacts(Record, frozen=True, kw_only=True):
-    """Which capture was read: label NAME/NNNN, folder as given, ISO time, vLLM version, "complete" or not."""
+    """Which capture was read: label NAME/NNNN, folder as given, ISO time, vLLM version, "complete" or not.
+
+    `native` is the native code that its source changes and that was not rebuilt.
+    """
 
     label: str
     path: str
     created: str
     vllm: str
     state: str
+    native: Native | None = None
 
 
 class TokenFirst(Record, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ def settings(capture: Capture) -> dict[str, Any]:
     work = facts.workload
     tree: dict[str, Any] = {
         "source": source,
+        "git": {"commit": overlay["git"]["commit"]} if overlay and overlay["git"] else {},
         "overlay": overlay["files"] if overlay else {},
         "model": {"name": work.model.name, "files": work.model.files},
         "draft": {} if work.draft is None else {"name": work.draft.name, "files": work.draft.files},

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from localizer.errors import DamagedCapture
 from localizer.report.facts import facts_lines
+from localizer.report.native import native_code
 from localizer.report.safe import clean
 from localizer.store import names, runs
 from localizer.store.reader import Capture
@@ -15,6 +16,9 @@ from localizer.wire.versions import seen_on
 
 MATRIX_SHOWN = 100
 """Batch sizes that are shown."""
+
+COMMIT_SHOWN = 12
+"""Digits of a commit in the list of captures."""
 
 
 def made(capture: Capture) -> str:
@@ -34,8 +38,15 @@ def made(capture: Capture) -> str:
         + f", {_size(capture)}, {manifest.durations['total']:.0f} s"
     ]
     lines += [f"  incomplete: {clean(reason)}" for reason in capture.reasons]
+    lines += [f"  {sentence}" for sentence in not_rebuilt(capture)]
     lines += [f"  untested version: {sentence}" for sentence in untested(capture)]
     return "\n".join(lines)
+
+
+def not_rebuilt(capture: Capture) -> list[str]:
+    """That native code of the source was not rebuilt, if it changes any."""
+    overlay = capture.open.source.overlay
+    return [] if overlay is None or overlay.native is None else [native_code(overlay.native)]
 
 
 def untested(capture: Capture) -> list[str]:
@@ -66,9 +77,15 @@ def details(capture: Capture) -> str:
     ]
     if source.overlay is not None:
         files = sorted(source.overlay.files)
+        git = source.overlay.git
+        if git is not None:
+            lines.append(
+                f"  git           {clean(git.repository)}@{clean(git.revision)}, commit {clean(git.commit)}"
+            )
         lines.append(
             f"  overlay       {clean(source.overlay.path)}: {_some([clean(name) for name in files], 'file')}"
         )
+        lines += [f"                {sentence}" for sentence in not_rebuilt(capture)]
     lines += [
         f"  model         {clean(work.model.name)}",
         f"  workload      matrix {_matrix(work)} x {work.repeats}, "
@@ -159,7 +176,11 @@ def _line(folder: Path, label: str) -> tuple[str, ...]:
     except DamagedCapture:
         return clean(label), "", "", "", "", "damaged"
     work, source = capture.open.workload, capture.open.source
-    changed = f" + {len(source.overlay.files)} changed" if source.overlay is not None else ""
+    changed = ""
+    if source.overlay is not None:
+        git = source.overlay.git
+        commit = "" if git is None else f" ({clean(git.commit[:COMMIT_SHOWN])})"
+        changed = f" + {len(source.overlay.files)} changed{commit}"
     return (
         clean(label),
         clean(capture.open.created),

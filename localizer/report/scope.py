@@ -5,7 +5,7 @@ from __future__ import annotations
 from localizer.diff.localize import CODE_BETWEEN, DRAFT_ENTRY, IN_ATTENTION
 from localizer.diff.places import place
 from localizer.diff.result import IDENTICAL, Both, Record, Result
-from localizer.report import controls, tolerance, within
+from localizer.report import controls, native, tolerance, within
 from localizer.report.counts import count
 from localizer.report.safe import clean
 from localizer.report.wording import no_site, stored
@@ -91,6 +91,7 @@ def does_not_establish(result: Result) -> list[str]:
         )
     said += _payload(result)
     said += tolerance.does_not_establish(result)
+    said += native.does_not_establish(result)
     said.append("KV cache contents and block tables: they were not compared.")
     if cover.weights_equal is None and cover.model_files_equal is None:
         said.append("That both used the same weights: no digests of them are known on both sides.")

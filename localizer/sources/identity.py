@@ -8,18 +8,14 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import xxhash
 
+from localizer.sources import git
 from localizer.store.schema import Checkout, Imported
 from localizer.store.tensors import file_digest
-
-GIT_SECONDS = 10.0
-"""How long git may take for one question."""
 
 UNREADABLE = ""
 """In place of the digest of a file that cannot be read any more."""
@@ -86,29 +82,11 @@ def checkout(folder: Path) -> Checkout | None:
 
     None where it lies in none, git is not installed or does not answer. Nothing is written.
     """
-    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    commit = git.answer(folder, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None
-    inside = _git(folder, "ls-files", "--", ".")
+    inside = git.answer(folder, "ls-files", "--", ".")
     if not inside:  # a folder inside another project's checkout is not its source
         return None
-    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    status = git.answer(folder, "status", "--porcelain", "--untracked-files=no")
     return Checkout(commit=commit.strip(), dirty=None if status is None else bool(status.strip()))
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=GIT_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout

@@ -44,17 +44,23 @@ class Laid:
     lock: IO[bytes]
 
 
-def lay(overlay: Path, installed: Path, *, unchanged: bool = False) -> Laid:
+class InUse(LocalizerError):
+    """A capture runs from the tree of an overlay that has changed since."""
+
+
+def lay(overlay: Path, installed: Path, name: str = "", *, unchanged: bool = False) -> Laid:
     """Make or refresh the tree of an overlay.
 
     Args:
         overlay: the folder with a `vllm/` tree.
         installed: the folder of the installed `vllm` package.
+        name: what it is called, where the person knows it by something else than its path.
         unchanged: whether it may differ nowhere from that.
 
     Raises:
-        LocalizerError: it has no `vllm/` folder, holds a linked folder, differs nowhere from the installed
-            package, or has changed while a capture runs from its tree.
+        InUse: it has changed while a capture runs from its tree.
+        LocalizerError: it has no `vllm/` folder, holds a linked folder, or differs nowhere from the installed
+            package.
     """
     changed = overlay / "vllm"
     if not changed.is_dir():
@@ -68,7 +74,8 @@ def lay(overlay: Path, installed: Path, *, unchanged: bool = False) -> Laid:
     }
     if not files and not unchanged:
         raise LocalizerError(
-            f"No file of the overlay {overlay} differs from the vLLM in {installed}; nothing would change."
+            f"No file of {name or f'the overlay {overlay}'} differs from the vLLM in {installed}; "
+            "nothing would change."
         )
     key = xxhash.xxh3_64_hexdigest(f"{overlay.resolve()}\0{installed.resolve()}".encode())
     tree = cache_folder() / "overlays" / key
@@ -82,7 +89,7 @@ def lay(overlay: Path, installed: Path, *, unchanged: bool = False) -> Laid:
         fcntl.flock(lock, fcntl.LOCK_SH)
         if replaced(tree) != wanted:
             lock.close()
-            raise LocalizerError(
+            raise InUse(
                 f"The overlay {overlay} has changed while a capture runs from it; wait until that has ended."
             ) from None
     fcntl.flock(lock, fcntl.LOCK_SH)

@@ -121,11 +121,44 @@ class Shard(Record, frozen=True, kw_only=True):
     xxh3_128: str
 
 
+Against = Literal["installed", "uncommitted", "folder", "unknown"]
+
+
+class Native(Record, frozen=True, kw_only=True):
+    """Compiled code that a source changes and that was not rebuilt: it has no effect.
+
+    Attributes:
+        against: how the files were found: they differ from the "installed" vLLM's commit; they have
+            "uncommitted" changes, as that commit is not in the checkout; all that there are in the "folder",
+            which is no checkout; or "unknown", as nothing could be compared.
+        base: the commit or tag of the installed vLLM, found or looked for.
+        files: the first of them by name, path from the root; `count` is how many there are.
+    """
+
+    against: Against
+    base: str = ""
+    files: Texts
+    count: Count
+
+
+class Revision(Record, frozen=True, kw_only=True):
+    """A git revision: folder of the repository, the revision as it was typed, and the commit it named."""
+
+    repository: str
+    revision: str
+    commit: str
+
+
 class Overlay(Record, frozen=True, kw_only=True):
-    """Files that stood in for those of the installed vLLM: path below `vllm/` -> xxh3-128 in hex."""
+    """Files that stood in for those of the installed vLLM: path below `vllm/` -> xxh3-128 in hex.
+
+    `git` is where they are from, if not from a folder of the person's; `native` is what was not rebuilt.
+    """
 
     path: str
     files: TextTable
+    git: Revision | None = None
+    native: Native | None = None
 
 
 class Source(Record, frozen=True, kw_only=True):

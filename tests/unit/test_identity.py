@@ -98,5 +98,5 @@ def test_git_may_not_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     slow.write_text("#!/bin/sh\nsleep 5\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(identity, "GIT_SECONDS", 0.1)
+    monkeypatch.setattr(identity.git, "SECONDS", 0.1)
     assert identity.checkout(tmp_path) is None
