@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from localizer.sources import identity
-from localizer.store.schema import Compiled, Gpu, Identity, Open, Processor, Weights
+from localizer.store.schema import Compiled, Gpu, Identity, Open, Probe, Processor, Weights
 
 
 def weights(workers: Sequence[Mapping[str, Any]]) -> Weights | None:
@@ -24,6 +25,31 @@ def compiled(workers: Sequence[Mapping[str, Any]]) -> Compiled | None:
     if found is None:
         return None
     return msgspec.convert({**found, "files": identity.digests(found["files"])}, Compiled)
+
+
+def counts(workers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """What was counted in the steps of all workers: metadata builds, forwards by graph mode."""
+    total: Counter[str] = Counter()
+    for worker in workers:
+        total.update(worker.get("counts", {}))
+    return dict(total)
+
+
+def probes(workers: Sequence[Mapping[str, Any]]) -> list[Probe]:
+    """The calls of each probe's function in all workers."""
+    several = [msgspec.convert(worker.get("probes", []), list[Probe]) for worker in workers]
+    found = []
+    for same in zip(*several, strict=True):
+        hits = [probe.hits for probe in same]
+        found.append(
+            msgspec.structs.replace(
+                same[0],
+                calls=sum(probe.calls for probe in same),
+                hits=None if None in hits else sum(filter(None, hits)),
+                calls_outside_steps=sum(probe.calls_outside_steps for probe in same),
+            )
+        )
+    return found
 
 
 def identities(opening: Open, done: Mapping[str, Any]) -> Identity | None:

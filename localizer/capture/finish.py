@@ -72,6 +72,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         code=written.get("code", {}),
         counts={
             **written.get("counts", {}),
+            **facts.counts(workers),
             "dummy_forwards": sum(worker["dummies"] for worker in workers),
             "exit_status": status,
             **({"writer_exit_status": written["exit_status"]} if "exit_status" in written else {}),
@@ -86,6 +87,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         files=[*documents, *capture.files],
         config=masked(workers[0].get("config", {})) if workers else {},
         kv_contents=workers[0].get("kv_contents", {}) if workers else {},
+        probes=facts.probes(workers),
         weights=facts.weights(workers),
         compiled=facts.compiled(workers),
         identity=facts.identities(capture.open, done),

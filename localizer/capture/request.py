@@ -18,6 +18,7 @@ from localizer.errors import LocalizerError
 from localizer.sources import interpreter, native, overlay, revision
 from localizer.store import names, schema, selection
 from localizer.store.schema import Open
+from localizer.wire.probe import Probe
 from localizer.wire.spec import BOUNDARY, MODULE, parse_indices
 from localizer.workload import models, plan
 
@@ -57,6 +58,9 @@ AROUND_LOGPROBS, LOGPROB = 13, 48
 
 HOOKS_MODULES = "worker: every module has forward hooks; a layer's residual stream is summed once more"
 HASHES_WEIGHTS = "loading: on the CPU, weights are hashed before vLLM packs them"
+COUNTS = (
+    "worker: metadata builders and override_forward_context of vllm.forward_context are wrapped and counted"
+)
 READS_CACHE = "steps: after each forward the KV cache of the tapped layers is read and hashed"
 
 COMPILE_CACHES = {
@@ -107,6 +111,7 @@ class CaptureRequest:
     logprobs: int | None = None
     compile_cache: Path | None = None
     unchanged: bool = False
+    probes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         raise LocalizerError(
             "The observer is the worker extension; leave worker_extension_cls out of --engine."
         )
+    check_probes(request)
     environment = {**SET, **os.environ, **request.environment, **compile_caches(request)}
     several = [key for key in SIZES if request.engine.get(key, 1) != 1]
     if several and request.taps:
@@ -261,9 +267,27 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             transactions=request.transactions,
             weights=request.weights and request.taps,
             kv_contents=request.kv_contents and request.taps,
+            probes=tuple(request.probes),
         ),
     )
     return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20)
+
+
+def check_probes(request: CaptureRequest) -> None:
+    """Check that probes can be read, whether or not there is what they name.
+
+    Raises:
+        LocalizerError: one cannot, or is named twice, or there are no taps to count with.
+    """
+    try:
+        targets = [Probe.parse(text).target for text in request.probes]
+    except ValueError as error:
+        raise LocalizerError(f"--probe {error}; name what its module defines.") from None
+    twice = [target for target in targets if targets.count(target) > 1]
+    if twice:
+        raise LocalizerError(f"--probe names {twice[0]} twice; name it once.")
+    if targets and not request.taps:
+        raise LocalizerError("Calls are counted by the observer; leave out --no-taps, or --probe.")
 
 
 def lay(
@@ -352,6 +376,11 @@ def observer_changes(request: CaptureRequest) -> list[str]:
             *([HOOKS_MODULES] if request.level == MODULE else []),
             *([HASHES_WEIGHTS] if request.weights else []),
             *([READS_CACHE] if request.kv_contents else []),
+            COUNTS,
+            *(
+                f"worker: {Probe.parse(text).target} is wrapped and its calls are counted"
+                for text in request.probes
+            ),
             f"memory: a shared ring of at most {request.buffer} MiB, and a writer process",
         ]
     return changes

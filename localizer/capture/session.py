@@ -169,6 +169,7 @@ class _Session:
             sites=list(self._opening.observer.sites),
             weights=self._opening.observer.weights,
             kv_contents=self._opening.observer.kv_contents,
+            probes=list(self._opening.observer.probes),
             taps=self._taps,
             ring=f"/proc/{os.getpid()}/fd/{ring_fd}",
             writer_pid=self._writer.pid if self._writer else 0,

@@ -107,6 +107,13 @@ class Count(click.IntRange):
 @click.option(
     "--kv-contents", is_flag=True, help="Hash the keys and values of each step's requests after the step."
 )
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="TARGET",
+    help="Count calls of module:Class.method or module:function; ,cache=ATTR counts hits of a cache too.",
+)
 @click.option("--taps/--no-taps", default=True, help="Without taps only the returned tokens are kept.")
 @click.option(
     "--buffer",
@@ -140,6 +147,7 @@ def command(
     env: tuple[str, ...],
     weights: bool,
     kv_contents: bool,
+    probes: tuple[str, ...],
     taps: bool,
     buffer: int,
     root: Path,
@@ -177,6 +185,7 @@ def command(
                 environment=parse_pairs(env, "--env", values=False),
                 weights=weights,
                 kv_contents=kv_contents,
+                probes=probes,
                 taps=taps,
                 buffer=buffer,
             ),

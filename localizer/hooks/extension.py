@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 from localizer.hooks import (
     compiled,
+    counts,
     facts,
     kvcache,
     layout,
     loaded,
+    probes,
     resolved,
     runner_v1,
     taps,
@@ -33,6 +35,7 @@ from localizer.wire.ring import Ring
 from localizer.wire.spec import SPEC_VARIABLE, RunSpec
 
 _ATTRIBUTE, _CONTENTS = "_localizer_recorder", "_localizer_contents"
+_COUNTS, _PROBES = "_localizer_counts", "_localizer_probes"
 
 _CACHE_WAS_EMPTY = compiled.cache_is_empty()
 
@@ -47,7 +50,14 @@ def _install(worker: Any) -> None:
     sink = Sink(Ring(spec.ring), spec.writer_pid)
     recorder = Recorder(sink)
     runner = worker.model_runner
+    # before the taps, which keep what they wrap
+    tallies, placed = probes.install(spec.probes, lambda: recorder.in_forward or recorder.recording)
+    setattr(worker, _PROBES, tallies)
     undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level)
+    undo.push(placed)
+    counting = counts.Counts(recorder, runner)
+    counting.follow(undo)
+    setattr(worker, _COUNTS, (counting, undo))
     runner_v1.follow(recorder, undo, runner)
     found, _ = boundaries(worker.vllm_config, runner.model)
     layers = {chosen.name: chosen.layer for chosen in choose(found, spec.layers)}
@@ -106,6 +116,8 @@ class LocalizerExtension:
         """A round begins; `names` maps vLLM's internal request ids to localizer's."""
         recorder = _recorder(self)
         recorder.guarded(recorder.round)(names)
+        counting, undo = getattr(self, _COUNTS)
+        counting.guarded(counting.follow_builders)(undo)
 
     def localizer_finish(self) -> dict[str, Any]:
         """The run is over: close the ring and return facts, counts and errors of this worker."""
@@ -113,6 +125,8 @@ class LocalizerExtension:
         recorder.guarded(recorder.finish)()
         worker: Any = self  # vLLM makes its worker class a heir of this one
         spec, runner = RunSpec.read(os.environ[SPEC_VARIABLE]), worker.model_runner
+        tallies = getattr(self, _PROBES)
+        recorder.errors += filter(None, (tally.complaint() for tally in tallies))
         tell = functools.partial(_tell, recorder)
         return {
             "engine": tell("facts of the engine", facts.engine_facts, worker) or {},
@@ -125,6 +139,8 @@ class LocalizerExtension:
             "loaded": tell("names of the loaded files", loaded.loaded_facts),
             "hardware": tell("facts of the hardware", loaded.hardware_facts),
             "dummies": recorder.dummies,
+            "counts": dict(getattr(self, _COUNTS)[0].found),
+            "probes": [tally.record() for tally in tallies],
             "errors": recorder.errors,
             "peak_memory": facts.peak_memory(),
         }

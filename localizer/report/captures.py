@@ -7,6 +7,7 @@ from pathlib import Path
 from localizer.errors import DamagedCapture
 from localizer.report.facts import facts_lines
 from localizer.report.native import native_code
+from localizer.report.probes import probed
 from localizer.report.safe import clean
 from localizer.store import names, runs
 from localizer.store.reader import Capture
@@ -39,6 +40,7 @@ def made(capture: Capture) -> str:
     ]
     lines += [f"  incomplete: {clean(reason)}" for reason in capture.reasons]
     lines += [f"  {sentence}" for sentence in not_rebuilt(capture)]
+    lines += [f"  probe {probed(probe)}" for probe in manifest.probes]
     lines += [f"  untested version: {sentence}" for sentence in untested(capture)]
     return "\n".join(lines)
 
@@ -124,6 +126,7 @@ def details(capture: Capture) -> str:
             for name, why in manifest.not_applicable.items()
         ]
         lines.append(f"  counts        {clean(_pairs(manifest.counts))}")
+        lines += [f"  probe         {probed(probe)}" for probe in manifest.probes]
         facts = {key: value for key, value in manifest.engine.items() if not isinstance(value, dict)}
         lines.append(f"  running       {clean(_pairs(facts), 1000)}")
         lines += facts_lines(capture)

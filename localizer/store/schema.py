@@ -220,6 +220,7 @@ class Observer(Record, frozen=True, kw_only=True):
     transactions: str = "all"
     weights: bool = True
     kv_contents: bool = False
+    probes: Annotated[tuple[str, ...], Few] = ()
 
 
 class Open(Record, frozen=True, kw_only=True):
@@ -256,6 +257,23 @@ class Output(Record, frozen=True, kw_only=True):
     finish: str
     cached_tokens: Count
     logprobs: list[list[tuple[TokenId, LogProbability]]] = []
+
+
+class Probe(Record, frozen=True, kw_only=True):
+    """Calls of a function that the person named, over all workers.
+
+    Attributes:
+        target: `module:Class.method` or `module:function`.
+        cache: name of the attribute whose length tells hits; empty without.
+        calls: in recorded steps; `calls_outside_steps`: all others, as of warm-up.
+        hits: those of `calls` that returned while the cache had not grown; None where that is not known.
+    """
+
+    target: str
+    cache: str = ""
+    calls: Count
+    hits: Count | None = None
+    calls_outside_steps: Count
 
 
 class Coverage(Record, frozen=True, kw_only=True):
@@ -359,6 +377,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         weights, compiled, identity: what was loaded, compiled and run; None where it was not recorded.
         config: the whole resolved configuration, by section.
         kv_contents: by tapped layer which layout of its KV cache was read, or why none was.
+        probes: calls of the functions that the person named, in the order of `Observer.probes`.
     """
 
     format: str
@@ -381,6 +400,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     identity: Identity | None = None
     config: dict[str, Any] = {}
     kv_contents: TextTable = {}
+    probes: Annotated[list[Probe], Few] = []
 
     def __post_init__(self) -> None:
         check_settings(self.engine)

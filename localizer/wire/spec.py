@@ -79,6 +79,7 @@ class RunSpec:
         level: one of `LEVELS`.
         weights: whether the loaded weights are hashed when the run is over.
         kv_contents: whether the keys and values of each step's requests are hashed after the step.
+        probes: functions whose calls are counted, as `localizer.wire.probe` reads them.
         taps: False for an untapped run: only the returned tokens are kept.
         ring: path of the ring, opened by the worker.
         writer_pid: process id of the consumer of the ring.
@@ -95,6 +96,7 @@ class RunSpec:
     level: str = BOUNDARY
     weights: bool = True
     kv_contents: bool = False
+    probes: list[str] = field(default_factory=list)
     taps: bool = True
     ring: str = ""
     writer_pid: int = 0

@@ -183,3 +183,18 @@ def test_logprobs_are_asked_for_and_count(tmp_path: Path) -> None:
     prepare(request(tmp_path, **many, logprobs=3, taps=False))
     with pytest.raises(LocalizerError, match="with logprobs are more than a manifest holds"):
         prepare(request(tmp_path, **many, logprobs=-1))
+
+
+def test_probes_are_read_before_anything_starts(tmp_path: Path) -> None:
+    probes = ("a.b:C.m,cache=x", "a:f")
+    observer = prepare(request(tmp_path, probes=probes)).opening.observer
+    assert observer.probes == probes
+    assert "worker: a.b:C.m is wrapped and its calls are counted" in observer.changes
+    for odd, said in (
+        (("a.b",), r"--probe 'a.b' is not module:Class.method"),
+        (("a:f", "a:f,cache=x"), "--probe names a:f twice"),
+    ):
+        with pytest.raises(LocalizerError, match=said):
+            prepare(request(tmp_path, probes=odd))
+    with pytest.raises(LocalizerError, match="leave out --no-taps, or --probe"):
+        prepare(request(tmp_path, probes=probes, taps=False))
