@@ -11,7 +11,7 @@ import msgspec
 
 from localizer.capture import facts
 from localizer.capture.request import masked
-from localizer.store import schema, tensors
+from localizer.store import schema, tensors, wait
 from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
 from localizer.store.selfcheck import mistraced, unaccounted, unfinished
@@ -32,6 +32,8 @@ class Heard:
     done: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     written: dict[str, Any] | None = None
+    left_processes: int = 0
+    left_shared_memory: dict[str, str] = field(default_factory=dict)
 
 
 def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
@@ -44,6 +46,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         seconds: duration of the whole capture.
 
     Raises:
+        LocalizerError: what the writer wrote was not there in time.
         OSError: the manifest cannot be written.
     """
     done, written = heard.done or {}, heard.written or {}
@@ -54,10 +57,17 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
     }
     reasons = unfinished(heard.outputs) + incomplete_reasons(coverage, written, workers)
     reasons += done.get("errors", [])
+    wait.for_shards(folder, written.get("journal", 0))
     capture = Capture(folder)  # without its manifest: what the journal lists
     if written:
         reasons += unaccounted(capture, heard.outputs)
         reasons += mistraced(capture, written.get("counts", {}))
+    processes = {
+        "program": done,
+        "writer": written,
+        **{f"worker-{rank}": worker for rank, worker in enumerate(workers)},
+        **done.get("children", {}),
+    }
     documents = [describe(folder, name) for name in (schema.OPEN, schema.JOURNAL, schema.LOG)]
     manifest = Manifest(
         format=schema.FORMAT,
@@ -74,16 +84,21 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
             **written.get("counts", {}),
             **facts.counts(workers),
             "dummy_forwards": sum(worker["dummies"] for worker in workers),
+            "left_processes": heard.left_processes,
+            "left_shared_memory": len(heard.left_shared_memory),
             "exit_status": status,
             **({"writer_exit_status": written["exit_status"]} if "exit_status" in written else {}),
         },
         engine={**heard.engine, **(workers[0]["engine"] if workers else {}), "versions": heard.versions},
-        durations={**done.get("durations", {}), "total": seconds},
-        peak_memory_bytes={
-            "program": done.get("peak_memory", 0),
-            "writer": written.get("peak_memory", 0),
-            **{f"worker-{rank}": worker["peak_memory"] for rank, worker in enumerate(workers)},
+        durations={
+            **done.get("durations", {}),
+            **{name: used["seconds"] for name, used in processes.items() if "seconds" in used},
+            "total": seconds,
         },
+        peak_memory_bytes={
+            name: used["peak_memory"] for name, used in processes.items() if "peak_memory" in used
+        },
+        left_shared_memory=heard.left_shared_memory,
         files=[*documents, *capture.files],
         config=masked(workers[0].get("config", {})) if workers else {},
         kv_contents=workers[0].get("kv_contents", {}) if workers else {},

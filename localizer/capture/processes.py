@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import localizer
+from localizer.capture import leftovers
 
 GRACE = 10.0
 """Seconds between asking a process group to end and killing it."""
+
+DYING = 5.0
+"""Seconds that killed processes may take to give back what they hold."""
 
 
 def start(
@@ -62,7 +66,11 @@ def end_group(process: subprocess.Popen[bytes], grace: float = GRACE) -> int:
     while time.monotonic() < deadline and (process.poll() is None or group_lives(process.pid)):
         time.sleep(0.05)
     _signal_group(process.pid, signal.SIGKILL)
-    return process.wait()
+    status = process.wait()
+    deadline = time.monotonic() + DYING
+    while leftovers.members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return status
 
 
 def group_lives(group: int) -> bool:

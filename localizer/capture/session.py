@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import msgspec
 
 import localizer
-from localizer.capture import processes
+from localizer.capture import leftovers, processes
 from localizer.capture.diagnose import is_refusal, last_lines, likely_cause
 from localizer.capture.finish import Heard, finalise
 from localizer.capture.request import CaptureRequest, Prepared, prepare
 from localizer.errors import CaptureFailed, Interrupted, LocalizerError
-from localizer.store import names, schema, tensors
+from localizer.store import names, schema, tensors, wait
 from localizer.store.schema import Output
 from localizer.wire import ring as rings
 from localizer.wire.spec import EVENTS_VARIABLE, PROGRAM, SPEC_VARIABLE, RunSpec
@@ -52,6 +52,7 @@ def capture(request: CaptureRequest, progress: Progress) -> Path:
         CaptureFailed: the source or the disk failed; the incomplete capture is kept and named.
         Interrupted: the person stopped it; likewise.
     """
+    wait.patience()  # that it can be read
     progress.phase("looking at the source")
     prepared = prepare(request, progress.phase)
     folder, number = names.new_folder(request.root, request.name)
@@ -80,6 +81,7 @@ def capture(request: CaptureRequest, progress: Progress) -> Path:
         finally:
             if prepared.laid is not None:
                 prepared.laid.lock.close()
+    wait.for_manifest(folder)
     return folder
 
 
@@ -124,6 +126,7 @@ class _Session:
         self._source: subprocess.Popen[bytes] | None = None
         self._writer: subprocess.Popen[bytes] | None = None
         self._ring: rings.Ring | None = None
+        self._shared = leftovers.SharedMemory()
 
     def run(self) -> None:
         """Launch, watch, and finalise.
@@ -225,15 +228,22 @@ class _Session:
             case "loading":
                 self._progress.phase("loading the model")
             case "ready":
+                self._look()
                 self._heard.versions, self._heard.engine = content["versions"], content["engine"]
                 self._progress.phase("generating")
             case "round":
                 self._heard.rounds += 1
                 self._heard.outputs += [msgspec.convert(output, Output) for output in content["outputs"]]
             case "done":
+                self._look()
                 self._heard.done = content
             case "error":
                 self._heard.error = content
+
+    def _look(self) -> None:
+        """Note which shared memory the source uses while it runs."""
+        if self._source is not None:
+            self._shared.look(self._source.pid)
 
     def _show(self) -> None:
         assert self._ring is not None
@@ -246,6 +256,7 @@ class _Session:
     def _source_failed(self) -> CaptureFailed:
         assert self._source is not None
         log = self._folder / schema.LOG
+        self._look()
         status = processes.end_group(self._source)
         cause = likely_cause(log, self._heard.error, status)
         if is_refusal(log, self._heard.error):
@@ -270,7 +281,10 @@ class _Session:
         self._progress.phase("stopping vLLM")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._source.wait(EXIT_SECONDS)
-        return processes.end_group(self._source)
+        status = processes.end_group(self._source)
+        self._heard.left_processes = len(leftovers.members(self._source.pid))
+        self._heard.left_shared_memory = self._shared.clean()
+        return status
 
     def _end_writer(self) -> None:
         """Wait until the writer has written what the ring still holds."""
@@ -290,7 +304,10 @@ class _Session:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             if self._source is not None:
+                self._look()
                 processes.end_group(self._source, grace=2)
+                for name, state in self._shared.clean().items():
+                    self._progress.phase(f"the run left shared memory: {name} ({state})")
             if self._writer is not None:
                 self._order("finish")
                 try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -25,9 +24,10 @@ import numpy as np
 from localizer.errors import LocalizerError
 from localizer.store import selection
 from localizer.store.reader import Capture
-from localizer.store.schema import Site
+from localizer.store.schema import JOURNAL, Site
 from localizer.store.trace import TraceWriter
 from localizer.store.writer import RankWriter, StreamError
+from localizer.wire import process
 from localizer.wire.ring import ENTRY, MESSAGE, Frame, Ring
 from localizer.wire.spec import INPUT_IDS, POSITIONS
 
@@ -160,9 +160,10 @@ def work(ring: Ring, folder: Path, rank: int, orders: Orders) -> dict[str, Any]:
         ring.fail()
         return {"event": "failed", **_why(error)}
     summary["sites"] = msgspec.to_builtins(summary["sites"])
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    used = {"peak_memory": process.peak_memory(), "seconds": process.age()}
+    journal = (folder / JOURNAL).stat().st_size
     absent = {"not_applicable": stream.not_applicable, "untapped": stream.untapped, "code": stream.code}
-    return {"event": "written", "peak_memory": memory, **absent, **summary}
+    return {"event": "written", "journal": journal, **used, **absent, **summary}
 
 
 def _why(error: Exception) -> dict[str, str]:

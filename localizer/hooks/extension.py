@@ -142,7 +142,7 @@ class LocalizerExtension:
             "counts": dict(getattr(self, _COUNTS)[0].found),
             "probes": [tally.record() for tally in tallies],
             "errors": recorder.errors,
-            "peak_memory": facts.peak_memory(),
+            **facts.resources(),
         }
 
 

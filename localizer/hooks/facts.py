@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-import resource
 from typing import Any
 
 import torch
 
 from localizer.hooks import layout
 from localizer.hooks.boundaries import boundaries
+from localizer.wire import process
 
 
 def config_facts(config: Any) -> dict[str, Any]:
@@ -59,9 +59,13 @@ def versions() -> dict[str, str]:
     return {"vllm": vllm.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def peak_memory() -> int:
-    """Peak resident memory of this process, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def resources(pid: int | None = None) -> dict[str, Any]:
+    """What a process, this one by default, has used: bytes of resident memory at most, and seconds it lives.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return {"peak_memory": process.peak_memory(pid), "seconds": process.age(pid)}
 
 
 def _name(value: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -80,7 +81,8 @@ def run(spec: RunSpec, report: Reporter) -> None:
         "done",
         workers=workers,
         **described(loaded.loaded_facts),
-        peak_memory=facts.peak_memory(),
+        **facts.resources(),
+        children=children_resources(facts.resources),
         durations=durations,
     )
     report.close()
@@ -96,6 +98,16 @@ def described(facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except Exception as error:
         what = "names of the files that the program loaded"
         return {"errors": [f"the {what} are missing: {type(error).__name__}: {error}"]}
+
+
+def children_resources(facts: Callable[[int], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """`facts` of each process that vLLM has started, as its engine core, by the name it gave it."""
+    found = {}
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(OSError):
+            if child.pid is not None:
+                found[child.name] = facts(child.pid)
+    return found
 
 
 def watch_children(report: Reporter) -> None:

@@ -11,7 +11,7 @@ from localizer.report.probes import probed
 from localizer.report.safe import clean
 from localizer.store import names, runs
 from localizer.store.reader import Capture
-from localizer.store.schema import Workload
+from localizer.store.schema import Manifest, Workload
 from localizer.store.verify import DAMAGED, SOUND, Verification
 from localizer.wire.versions import seen_on
 
@@ -40,6 +40,7 @@ def made(capture: Capture) -> str:
     ]
     lines += [f"  incomplete: {clean(reason)}" for reason in capture.reasons]
     lines += [f"  {sentence}" for sentence in not_rebuilt(capture)]
+    lines += [f"  {sentence}" for sentence in left(manifest)]
     lines += [f"  probe {probed(probe)}" for probe in manifest.probes]
     lines += [f"  untested version: {sentence}" for sentence in untested(capture)]
     return "\n".join(lines)
@@ -49,6 +50,18 @@ def not_rebuilt(capture: Capture) -> list[str]:
     """That native code of the source was not rebuilt, if it changes any."""
     overlay = capture.open.source.overlay
     return [] if overlay is None or overlay.native is None else [native_code(overlay.native)]
+
+
+def left(manifest: Manifest) -> list[str]:
+    """What the run left on the machine, if anything."""
+    said = []
+    alive = manifest.counts.get("left_processes", 0)
+    if alive:
+        said.append(f"processes of the run that would not end: {alive:,}")
+    names = [f"{clean(name)} ({clean(state)})" for name, state in manifest.left_shared_memory.items()]
+    if names:
+        said.append(f"the run left shared memory: {_some(names, 'file')}")
+    return said
 
 
 def untested(capture: Capture) -> list[str]:
@@ -126,6 +139,7 @@ def details(capture: Capture) -> str:
             for name, why in manifest.not_applicable.items()
         ]
         lines.append(f"  counts        {clean(_pairs(manifest.counts))}")
+        lines += [f"                {sentence}" for sentence in left(manifest)]
         lines += [f"  probe         {probed(probe)}" for probe in manifest.probes]
         facts = {key: value for key, value in manifest.engine.items() if not isinstance(value, dict)}
         lines.append(f"  running       {clean(_pairs(facts), 1000)}")

@@ -373,7 +373,8 @@ class Manifest(Record, frozen=True, kw_only=True):
         files: every file of the capture but this one.
         counts: steps, rows, dummy forwards dropped, and the like.
         engine: facts of the running engine: resolved configuration, backends, KV blocks.
-        durations: seconds by phase.
+        durations: seconds by phase, and for each process how long it lived.
+        left_shared_memory: what the run left in /dev/shm, by name: that it was removed, or why not.
         weights, compiled, identity: what was loaded, compiled and run; None where it was not recorded.
         config: the whole resolved configuration, by section.
         kv_contents: by tapped layer which layout of its KV cache was read, or why none was.
@@ -400,6 +401,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     identity: Identity | None = None
     config: dict[str, Any] = {}
     kv_contents: TextTable = {}
+    left_shared_memory: TextTable = {}
     probes: Annotated[list[Probe], Few] = []
 
     def __post_init__(self) -> None:

@@ -9,6 +9,8 @@ import pytest
 from builders import Plan, write
 
 from localizer.capture.finish import Heard, finalise, incomplete_reasons
+from localizer.errors import LocalizerError
+from localizer.report.captures import left
 from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, Output
 from localizer.store.verify import verify
@@ -72,15 +74,38 @@ def test_the_manifest_makes_a_sound_capture(tmp_path: Path) -> None:
     heard = Heard(
         outputs=outputs,
         versions={"vllm": "1.0"},
-        done={"workers": [WORKER], "durations": {"load": 1.5}, "peak_memory": 5},
+        done={
+            "workers": [WORKER],
+            "durations": {"load": 1.5},
+            "peak_memory": 5,
+            "seconds": 4.0,
+            "children": {"EngineCore": {"peak_memory": 8, "seconds": 3.0}},
+        },
+        left_processes=1,
+        left_shared_memory={"psm_1": "removed"},
         written=written(sites=sites, expected=rows, recorded=rows, peak_memory=6, not_applicable={"x": "no"}),
     )
     finalise(folder, heard, 0, 2.5)
     assert verify(folder).state == "sound"
     manifest = Capture(folder).manifest
     assert manifest is not None
-    assert manifest.peak_memory_bytes == {"program": 5, "writer": 6, "worker-0": 7}
-    assert manifest.durations == {"load": 1.5, "total": 2.5}
+    assert manifest.peak_memory_bytes == {"program": 5, "writer": 6, "worker-0": 7, "EngineCore": 8}
+    assert manifest.durations == {"load": 1.5, "total": 2.5, "program": 4.0, "EngineCore": 3.0}
     assert manifest.engine == {"dtype": "bfloat16", "versions": {"vllm": "1.0"}}
     assert (manifest.counts["dummy_forwards"], manifest.counts["exit_status"]) == (3, 0)
+    assert (manifest.counts["left_processes"], manifest.counts["left_shared_memory"]) == (1, 1)
+    assert manifest.left_shared_memory == {"psm_1": "removed"}
+    assert left(manifest) == [
+        "processes of the run that would not end: 1", "the run left shared memory: psm_1 (removed)"
+    ]  # fmt: skip
     assert manifest.not_applicable == {"x": "no"}
+
+
+def test_what_the_writer_wrote_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALIZER_FILE_WAIT", "0")
+    folder = write(tmp_path, Plan(manifest=False))
+    size = (folder / "journal.jsonl").stat().st_size
+    heard = Heard(done={"workers": []}, written=written(journal=size + 1))
+    with pytest.raises(LocalizerError, match=r"lacks journal.jsonl after 0 seconds"):
+        finalise(folder, heard, 0, 1.0)
+    assert not (folder / "manifest.json").exists()

@@ -30,6 +30,7 @@ def watching(heard: list[tuple[str, dict[str, Any] | None]]) -> Any:
     session._progress, session._folder, session._heard = Silent(), Path("captures/x/0001"), Heard()
     session._source = SimpleNamespace(poll=lambda: None, pid=0)  # type: ignore[assignment]
     session._opening = SimpleNamespace(workload=SimpleNamespace(matrix=[1], repeats=1))  # type: ignore[assignment]
+    session._shared = SimpleNamespace(look=lambda group: None)  # type: ignore[assignment]
     session._ring = SimpleNamespace(progress=(0, 0, 0))  # type: ignore[assignment]
     session._queue = module.queue.Queue()
     for item in heard:

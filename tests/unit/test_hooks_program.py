@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from localizer.hooks.program import by_rank, run_round
+from localizer.hooks.facts import resources
+from localizer.hooks.program import by_rank, children_resources, run_round
 from localizer.wire.spec import RunSpec
 
 
@@ -81,3 +84,21 @@ def test_logprobs_are_sorted_by_rank_and_kept_exactly() -> None:
     llm = PlayedLLM([Returned("0", [Completion((5,), "length", [table])], 0)])
     (output,) = run_round(llm, RunSpec("m", {}, {}, [[1]], []), ["r00.00"], None)
     assert output["logprobs"] == [by_rank(table)]
+
+
+def test_the_processes_that_were_started_are_measured() -> None:
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), name="EngineCore")
+    child.start()
+    try:
+        found = children_resources(resources)["EngineCore"]
+        assert found["peak_memory"] > 1 << 20
+        assert 0 <= found["seconds"] < 60
+        assert children_resources(lambda pid: {"pid": pid})["EngineCore"] == {"pid": child.pid}
+    finally:
+        child.kill()
+        child.join()
+
+    def gone(pid: int) -> dict[str, Any]:
+        raise ProcessLookupError
+
+    assert children_resources(gone) == {}
