@@ -15,7 +15,8 @@ from typing import Any
 import localizer
 from localizer.capture import unsupported
 from localizer.errors import LocalizerError
-from localizer.sources import interpreter, native, overlay, revision
+from localizer.sources import interpreter, overlay
+from localizer.sources.laid import lay_over
 from localizer.store import names, schema, selection
 from localizer.store.schema import Open
 from localizer.wire.probe import Probe
@@ -213,7 +214,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
-    laid, laid_over = lay(request, python, say)
+    laid, laid_over = lay_over(request.overlay, request.git, python, unchanged=request.unchanged, say=say)
     vocabulary = plan.vocabulary(Path(model.path))
     if len(requests) * request.max_tokens * token_bytes(vocabulary, request.logprobs) > schema.MAX_DOCUMENT:
         asked, fewer = (
@@ -288,37 +289,6 @@ def check_probes(request: CaptureRequest) -> None:
         raise LocalizerError(f"--probe names {twice[0]} twice; name it once.")
     if targets and not request.taps:
         raise LocalizerError("Calls are counted by the observer; leave out --no-taps, or --probe.")
-
-
-def lay(
-    request: CaptureRequest, python: interpreter.Interpreter, say: models.Say
-) -> tuple[overlay.Laid | None, schema.Overlay | None]:
-    """Lay an overlay or git revision over the installed vLLM, if one is asked for; describe it.
-
-    Raises:
-        LocalizerError: both are asked for, or it cannot be laid over.
-    """
-    installed = python.vllm_location
-    if request.git:
-        if request.overlay is not None:
-            raise LocalizerError("A source has one tree of changes; use --overlay or --git, not both.")
-        found = revision.find(request.git)
-        say(f"reading vllm/ of {found}")
-        tree = revision.lay(found, installed, unchanged=request.unchanged)
-        return tree.overlay, schema.Overlay(
-            path=str(tree.folder),
-            files=tree.overlay.files,
-            git=schema.Revision(repository=str(found.repository), revision=found.text, commit=found.commit),
-            native=native.of_revision(found.repository, found.commit, installed, python.vllm),
-        )
-    if request.overlay is None:
-        return None, None
-    laid = overlay.lay(request.overlay, installed, unchanged=request.unchanged)
-    return laid, schema.Overlay(
-        path=str(request.overlay.resolve()),
-        files=laid.files,
-        native=native.of_overlay(request.overlay, installed, python.vllm),
-    )
 
 
 def token_bytes(vocabulary: int, logprobs: int | None) -> int:

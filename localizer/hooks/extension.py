@@ -56,7 +56,7 @@ def _install(worker: Any) -> None:
     undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level)
     undo.push(placed)
     counting = counts.Counts(recorder, runner)
-    counting.follow(undo)
+    counting.guarded(counting.follow)(undo)
     setattr(worker, _COUNTS, (counting, undo))
     runner_v1.follow(recorder, undo, runner)
     found, _ = boundaries(worker.vllm_config, runner.model)

@@ -104,7 +104,8 @@ def test_weights_identity_and_configuration(eager: Capture) -> None:
     assert f"{tempfile.gettempdir()}/localizer-" not in json.dumps(
         found.config
     )  # no folder of this run alone
-    assert set(found.durations) == {"import", "load", "generate", "describe", "total"}
+    phases = {"import", "load", "generate", "describe", "total"}
+    assert set(found.durations) == phases | {"program", "worker-0", "writer"}
 
 
 def test_other_weights_are_listed(capturing: Capturing, eager: Capture, tmp_path: Path) -> None:

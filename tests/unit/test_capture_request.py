@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from repositories import commit, git
 
 from localizer.capture import request as module
 from localizer.capture.request import CaptureRequest, observer_changes, prepare, recorded_environment
 from localizer.errors import LocalizerError
 from localizer.sources.interpreter import Interpreter
+from localizer.store.schema import Native, Revision
 
 
 @pytest.fixture(autouse=True)
@@ -198,3 +200,32 @@ def test_probes_are_read_before_anything_starts(tmp_path: Path) -> None:
             prepare(request(tmp_path, probes=odd))
     with pytest.raises(LocalizerError, match="leave out --no-taps, or --probe"):
         prepare(request(tmp_path, probes=probes, taps=False))
+
+
+def test_a_git_revision_is_laid_and_described(tmp_path: Path) -> None:
+    repository = tmp_path / "repo"
+    repository.mkdir()
+    git(repository, "init", "-qb", "main")
+    head = commit(repository, {"vllm/core.py": "changed\n", "csrc/a.cu": ""})
+    said: list[str] = []
+    prepared = prepare(request(tmp_path, git=f"{repository}@main"), said.append)
+    overlay = prepared.opening.source.overlay
+    assert overlay is not None
+    assert overlay.git == Revision(repository=str(repository), revision="main", commit=head)
+    assert overlay.native == Native(against="unknown", base="v1.0", files=[], count=0)
+    assert list(overlay.files) == ["core.py"]
+    assert prepared.laid is not None
+    assert (prepared.laid.tree / "vllm" / "core.py").read_text() == "changed\n"
+    assert said == [f"reading vllm/ of {repository}@main"]
+    with pytest.raises(LocalizerError, match="use --overlay or --git, not both"):
+        prepare(request(tmp_path, git=f"{repository}@main", overlay=repository))
+
+
+def test_the_native_code_of_an_overlay_is_described(tmp_path: Path) -> None:
+    for name in ("vllm/core.py", "csrc/a.cu"):
+        path = tmp_path / "checkout" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("changed\n")
+    overlay = prepare(request(tmp_path, overlay=tmp_path / "checkout")).opening.source.overlay
+    assert overlay is not None
+    assert overlay.native == Native(against="folder", files=["csrc/a.cu"], count=1)
