@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from localizer.diff.record import Both, Record
 from localizer.diff.result import Difference, Finding, Reason, Result, TokenFirst, Tokens, TopTwo
+from localizer.store.schema import Probe
 
 SCHEMA = 1
 
@@ -165,6 +166,13 @@ class CompiledCode(Record, frozen=True, kw_only=True):
     equal: bool | None
 
 
+class Probed(Record, frozen=True, kw_only=True):
+    """What a probe counted in a capture."""
+
+    capture: str
+    probe: Probe
+
+
 class RunResult(Record, frozen=True, kw_only=True):
     """What `localize run` found.
 
@@ -177,6 +185,7 @@ class RunResult(Record, frozen=True, kw_only=True):
         kv_blocks: KV cache blocks by capture; `pinned` is to what they were set, if they had differed.
         compile_cache: "own", "shared" (controls then attribute nothing), or "none" in eager mode.
         compiled: digests of generated code, candidate and controls each against the parent.
+        probes: of the first runs with taps.
         witness: None where there is nothing to witness, or none was asked for.
         first: of `diff`.
         diff: candidate against parent: of the witness pass where that reproduced, else of the first pass.
@@ -197,6 +206,7 @@ class RunResult(Record, frozen=True, kw_only=True):
     pinned: int | None
     compile_cache: str
     compiled: list[CompiledCode]
+    probes: list[Probed]
     witness: Witness | None
     first: Finding | None
     differences: list[Difference]

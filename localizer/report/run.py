@@ -24,6 +24,7 @@ from localizer.report import json as diff_json
 from localizer.report import text, wording
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
+from localizer.report.probes import probed
 from localizer.report.safe import clean
 from localizer.report.scope import Scope
 from localizer.report.scope import scope as diff_scope
@@ -58,7 +59,7 @@ def document(result: RunResult) -> Iterator[Block]:
     yield from text.differing(result.diff.differences)
     yield from _parity(result.parity)
     yield Line("What the runs say of each other", "heading")
-    yield Bullets([*_steadiness(result), *_cache(result), *_compiled(result)])
+    yield Bullets([*_steadiness(result), *_cache(result), *_compiled(result), *_probes(result)])
     yield from _witness(result)
     yield from text.body(result.diff)
     yield Line("Captures of this run", "heading")
@@ -189,6 +190,11 @@ def _compiled(result: RunResult) -> Iterator[str]:
         if item.equal is not None:
             what = "the same code was generated" if item.equal else "DIFFERENT code was generated"
             yield f"{what} for {clean(item.one)} and {clean(item.other)}"
+
+
+def _probes(result: RunResult) -> Iterator[str]:
+    for item in result.probes:
+        yield f"probe in {clean(item.capture)}: {probed(item.probe)}"
 
 
 def _witness(result: RunResult) -> Iterator[Block]:

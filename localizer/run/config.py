@@ -48,11 +48,15 @@ class Source(_Section, frozen=True, kw_only=True):
     Attributes:
         python: path or name of its interpreter; empty for localizer's own.
         overlay: folder with a `vllm/` tree, relative to the configuration's folder.
+        git: `REPO@REV`, whose `vllm/` tree is laid over in the same way; REPO is relative to that folder.
+        probes: functions whose calls are counted in the runs with taps, as `localize capture --probe` says.
         engine, environment: beside, or instead of, what both sources are given.
     """
 
     python: str = ""
     overlay: str = ""
+    git: str = ""
+    probes: list[str] = []
     engine: dict[str, Any] = {}
     environment: dict[str, str] = {}
 
@@ -188,12 +192,16 @@ model = "tiny"                        # a path, a hub name, or one of `localize 
 [parent]                              # the vLLM that is taken as right
 # python = ""                         # its interpreter; localizer's own unless said
 # overlay = ""                        # a folder with a vllm/ tree, laid over the installed vLLM
+# git = ""                            # or "REPO@REV": the vllm/ tree of a git revision
+# probes = []                         # functions whose calls are counted, as "module:Class.method"
 # engine = {}                         # engine arguments of this source alone
 # environment = {}                    # environment variables of this source alone
 
 [candidate]                           # the vLLM that was changed
 overlay = "overlay"                   # a checkout, or a folder with only the changed files
+# git = ""
 # python = ""
+# probes = []
 # engine = {}
 # environment = {}
 

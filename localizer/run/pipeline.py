@@ -18,7 +18,16 @@ from localizer.diff import steady, verdict, witness
 from localizer.diff.parity import parity
 from localizer.diff.pipeline import diff
 from localizer.diff.result import CANDIDATE, DIVERGED, PARENT, Difference, Result
-from localizer.diff.runs import SAME, CompiledCode, Repetition, RunResult, RunStep, Witness, WitnessTry
+from localizer.diff.runs import (
+    SAME,
+    CompiledCode,
+    Probed,
+    Repetition,
+    RunResult,
+    RunStep,
+    Witness,
+    WitnessTry,
+)
 from localizer.diff.settings import flat
 from localizer.run import plan
 from localizer.run.config import NONE, SHARED, Config
@@ -203,6 +212,7 @@ class Pipeline:
             pinned=self._pinned,
             compile_cache=self._caching,
             compiled=[_compiled(capture, parent) for capture in (candidate, *controls)],
+            probes=[probed for capture in (parent, candidate) for probed in _probes(capture)],
             witness=witnessed,
             first=found.first,
             differences=self._differences,
@@ -256,6 +266,12 @@ class Pipeline:
                 result = diff(again[CANDIDATE], again[PARENT], controls)
                 return Witness(ways=list(ways), tries=found), result
         return Witness(ways=list(ways), tries=found), first_pass
+
+
+def _probes(capture: Capture) -> list[Probed]:
+    """What the probes of a capture counted in its steps."""
+    found = capture.manifest.probes if capture.manifest is not None else []
+    return [Probed(capture=capture.label, target=it.target, calls=it.calls, hits=it.hits) for it in found]
 
 
 def _compiled(one: Capture, other: Capture) -> CompiledCode:

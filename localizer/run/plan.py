@@ -91,6 +91,8 @@ def request(
         root=root,
         model=_model(base, work.model),
         overlay=base / source.overlay if source.overlay else None,
+        git=_revision(base, source.git),
+        probes=source.probes if step.taps else [],
         matrix=",".join(map(str, work.matrix)),
         repeats=work.repeats,
         prompt_tokens=work.prompt_tokens,
@@ -118,6 +120,12 @@ def request(
 def _model(base: Path, name: str) -> str:
     """A model's folder where there is one below the configuration's, else its name."""
     return str(base / name) if (base / name).is_dir() else name
+
+
+def _revision(base: Path, text: str) -> str:
+    """`REPO@REV` with REPO relative to the configuration's folder; empty for none."""
+    repository, at, revision = text.rpartition("@")
+    return f"{base / repository}@{revision}" if at else text
 
 
 def _path(base: Path, python: str) -> str:
