@@ -271,7 +271,7 @@ class Pipeline:
 def _probes(capture: Capture) -> list[Probed]:
     """What the probes of a capture counted in its steps."""
     found = capture.manifest.probes if capture.manifest is not None else []
-    return [Probed(capture=capture.label, target=it.target, calls=it.calls, hits=it.hits) for it in found]
+    return [Probed(capture=capture.label, probe=probe) for probe in found]
 
 
 def _compiled(one: Capture, other: Capture) -> CompiledCode:
