@@ -211,6 +211,8 @@ class DeviceSink:
         if not packing.used:
             self._pump.put(_Sent(None, None, packing.items))
             return
+        if not self._device:
+            self._allocate()
         try:
             host = self._free.get(timeout=self._patience)
         except queue.Empty:

@@ -61,11 +61,11 @@ class Packing:
         self.items.append(Message(content))
 
     def place(self, size: int) -> int | None:
-        """Take `size` bytes; their offset, or None if there is no room."""
-        if self.used + size > self.capacity:
+        """Take `size` bytes, and some even for nothing; their offset, or None if there is no room."""
+        if self.used + max(size, 1) > self.capacity:
             return None
         offset = self.used
-        self.used += -(-size // ALIGN) * ALIGN
+        self.used += -(-max(size, 1) // ALIGN) * ALIGN
         return offset
 
     def value(self, later: Any, size: int, dtype: Any, shape: tuple[int, ...]) -> int | None:
