@@ -5,7 +5,7 @@
 Captures run a few at a time, each in a process group of its own with a time limit; what fails stops nothing
 else. All sides of a diff run the same workload. Nothing is forced but what an arm is named after: model
 runner (v1, v2), attention backend (tr: TRITON_ATTN, fa: FLASH_ATTN), graph mode (full: FULL_AND_PIECEWISE,
-the default), `eagle`: EAGLE3 with three draft tokens, `core`: the engine core in a process of its own, `sync`:
+the default), `eagle`: EAGLE3 with three draft tokens, `core`: the engine core in its own process, `sync`:
 async scheduling off, `plain`: no taps. The summary is printed at the end and written to `summary.json`.
 """
 

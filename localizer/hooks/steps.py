@@ -6,6 +6,7 @@ step is scheduled; its forward begins on these inputs; it has returned; sampling
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from localizer.hooks.later import Later
 from localizer.hooks.recorder import Recorder
 from localizer.wire.spec import AUXILIARY
 
@@ -50,6 +52,8 @@ class Steps:
         self._begins = recorder.guarded(self._record)
         self._returned = recorder.guarded(self._auxiliary)
         self._sampled = recorder.guarded(self._tokens)
+        self._waiting: list[_Awaited] = []
+        recorder.ending.append(self._collect)
 
     def _trace(self, action: Callable[..., None], *args: Any) -> None:
         if self._tracer is not None:
@@ -110,22 +114,43 @@ class Steps:
                 self.recorder.sampled(output.req_ids, tokens)
             return
         later = self.recorder.sampled_later()
-        if later is None:
-            return
+        if later is not None:
+            self._waiting = [item for item in self._waiting if not item.done]
+            self._waiting.append(_Awaited(wait, later))
+            output.get_output = self._waiting[-1]
 
-        def get_output(*args: Any, **kwargs: Any) -> Any:
-            try:
-                found = wait(*args, **kwargs)
-            except BaseException:
-                later.fail("the tokens of a step did not come: vLLM failed")
-                raise
-            try:
-                later.arrive(dict(zip(found.req_ids, found.sampled_token_ids, strict=True)))
-            except Exception as error:  # the run goes on; the pump tells the recorder
-                later.fail(f"the tokens of a step cannot be read: {type(error).__name__}: {error}")
-            return found
+    def _collect(self) -> None:
+        """Ask for the tokens of steps that vLLM has run ahead of, and perhaps never asks for itself."""
+        for item in self._waiting:
+            item()
 
-        output.get_output = get_output
+
+class _Awaited:
+    """Stands in for the `get_output` of one step: asks once, and tells the recorder."""
+
+    def __init__(self, wait: Callable[..., Any], later: Later) -> None:
+        self._wait, self._later, self._lock = wait, later, threading.Lock()
+        self._found: Any = None
+        self.done = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            if not self.done:
+                self._found = self._ask(*args, **kwargs)
+                self.done = True
+            return self._found
+
+    def _ask(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = self._wait(*args, **kwargs)
+        except BaseException:
+            self._later.fail("the tokens of a step did not come: vLLM failed")
+            raise
+        try:
+            self._later.arrive(dict(zip(found.req_ids, found.sampled_token_ids, strict=True)))
+        except Exception as error:  # the run goes on; the pump tells the recorder
+            self._later.fail(f"the tokens of a step cannot be read: {type(error).__name__}: {error}")
+        return found
 
 
 def follow(steps: Steps, undo: ExitStack, runner: Any, graphs: Any = None) -> None:
