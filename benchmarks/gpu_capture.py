@@ -117,7 +117,8 @@ def capture(arm: str, options: argparse.Namespace, until: float) -> dict[str, An
     found: dict[str, Any] = {"arm": arm, "status": status, "seconds": round(time.monotonic() - started, 1)}
     folder = options.out / arm / "0001"
     log = (folder / "log.txt").read_text(errors="replace") if (folder / "log.txt").exists() else ""
-    found["stated"] = [line for line in log.splitlines() if line.startswith("localizer:")]
+    stated = [line.partition("localizer: ") for line in log.splitlines()]
+    found["stated"] = [text for _, mark, text in stated if mark and " bytes on " in text]
     if (folder / "manifest.json").exists():
         manifest = json.loads((folder / "manifest.json").read_text())
         engine = manifest["engine"]
@@ -186,7 +187,7 @@ def show(summary: dict[str, Any]) -> None:
             f"{found.get('sites', 0):5d} {found.get('kv_blocks')!s:>6s} {found.get('async')!s:6s}",
             f"{found.get('graph_modes')} {found.get('mode')} {found.get('backends')}",
             found.get("runner", "").rpartition(".")[0][-24:],
-            *(line.removeprefix("localizer: ")[:90] for line in found.get("stated", [])),
+            *(line[:90] for line in found.get("stated", [])),
         ]
         print(" ".join(columns))
     print("\ndiffs")
