@@ -49,31 +49,30 @@ class Steps:
         self, recorder: Recorder, tracer: Tracer | None = None, after: AfterStep | None = None
     ) -> None:
         self.recorder, self._tracer, self._after = recorder, tracer, after
+        self._schedule = recorder.guarded(recorder.schedule)
+        self._dummy = recorder.guarded(recorder.dummy)
         self._begins = recorder.guarded(self._record)
         self._returned = recorder.guarded(self._auxiliary)
+        self._ended = recorder.guarded(recorder.forward_ended)
         self._sampled = recorder.guarded(self._tokens)
         self._waiting: list[_Awaited] = []
         recorder.ending.append(self._collect)
 
-    def _trace(self, action: Callable[..., None], *args: Any) -> None:
-        if self._tracer is not None:
-            self._tracer.guarded(action)(*args)
-
     def schedule(self, scheduler_output: Any) -> None:
         """The runner is asked for a step, perhaps one without tokens."""
-        self.recorder.guarded(self.recorder.schedule)(scheduler_output)
+        self._schedule(scheduler_output)
         if self._tracer is not None:
-            self._trace(self._tracer.schedule, scheduler_output)
+            self._tracer.guarded(self._tracer.schedule)(scheduler_output)
 
     def dummy(self) -> None:
         """A forward runs that is not of a step: profiling, warm-up, graph capture."""
-        self.recorder.guarded(self.recorder.dummy)()
+        self._dummy()
 
     def begins(self, forward: Forward) -> None:
         """The target's forward is about to run."""
         self._begins(forward)
         if self._tracer is not None:
-            self._trace(self._tracer.forward, forward)
+            self._tracer.guarded(self._tracer.forward)(forward)
 
     def _record(self, forward: Forward) -> None:
         if forward.input_ids is None or forward.positions is None:
@@ -94,9 +93,9 @@ class Steps:
 
     def ended(self) -> None:
         """The target's forward and its logits are done, or failed."""
-        self.recorder.guarded(self.recorder.forward_ended)()
+        self._ended()
         if self._tracer is not None:
-            self._trace(self._tracer.ended, self._after)
+            self._tracer.guarded(self._tracer.ended)(self._after)
 
     def sampled(self, output: Any) -> None:
         """The runner has returned a step's output, whose tokens may arrive later and in another thread.
