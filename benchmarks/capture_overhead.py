@@ -94,7 +94,7 @@ class Tapped:
 
     @contextlib.contextmanager
     def _taps(self, opening: schema.Open, layers: str) -> Iterator[Any]:
-        import localizer.hooks.runner_v1 as runner_v1
+        import localizer.hooks.steps as steps
         import localizer.hooks.taps as taps
         from localizer.hooks.recorder import Recorder
         from localizer.hooks.sink import Sink
@@ -106,7 +106,7 @@ class Tapped:
             recorder = Recorder(Sink(rings.Ring(descriptor), writer.pid))
             config = self.llm.llm_engine.vllm_config
             with taps.install(recorder, self.runner, config, layers) as undo:
-                runner_v1.follow(recorder, undo, self.runner)
+                steps.follow(steps.Steps(recorder), undo, self.runner)
                 time.sleep(0.7)  # the writer has started and waits
                 yield recorder
             recorder.finish()

@@ -24,9 +24,10 @@ import torch
 
 from localizer.capture import processes
 from localizer.capture.request import BUFFER_MIB, CaptureRequest, prepare
-from localizer.hooks import runner_v1, taps
+from localizer.hooks import taps
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.sink import Sink
+from localizer.hooks.steps import Steps, follow
 from localizer.store import schema
 from localizer.wire import ring as rings
 
@@ -154,7 +155,7 @@ def measure(batch: int, layers: str, payload: str, steps: int) -> dict[str, Any]
         context = {f"model.layers.{i}.self_attn.attn": layer for i, layer in enumerate(runner.model.layers)}
         config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
         undo = taps.install(recorder, runner, config, layers)
-        runner_v1.follow(recorder, undo, runner)
+        follow(Steps(recorder), undo, runner)
         names = dict(zip(runner.input_batch.req_ids, schema.rounds([batch], 1)[0], strict=True))
         recorder.round(names)
         time.sleep(1)

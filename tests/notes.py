@@ -32,6 +32,13 @@ class Notes:
             if site is not None and tensor is not None:
                 self.taken.append((self.names[site], tensor[:count].clone()))
 
+    def later(self, tensor: Any, convert: Any = None) -> Any:
+        """The elements, at once."""
+        return tensor.tolist() if convert is None else convert(tensor.tolist())
+
+    def flush(self) -> None:
+        """Take the end of a step."""
+
     def count(self, **counters: int) -> None:
         """Take counters."""
 

@@ -86,6 +86,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
             "dummy_forwards": sum(worker["dummies"] for worker in workers),
             "left_processes": heard.left_processes,
             "left_shared_memory": len(heard.left_shared_memory),
+            **(workers[0].get("taps", {}) if workers else {}),
             "exit_status": status,
             **({"writer_exit_status": written["exit_status"]} if "exit_status" in written else {}),
         },

@@ -58,6 +58,10 @@ AROUND_LOGPROBS, LOGPROB = 13, 48
 """Bytes of a manifest around a token's logprobs, and of each of them beside the token id."""
 
 HOOKS_MODULES = "worker: every module has forward hooks; a layer's residual stream is summed once more"
+ON_A_GPU = (
+    "on a GPU: rows are packed on the compute stream into two buffers, which a side stream copies to pinned "
+    "memory; full CUDA graphs also copy the rows of tapped layers into buffers, allocated before capture"
+)
 HASHES_WEIGHTS = "loading: on the CPU, weights are hashed before vLLM packs them"
 COUNTS = (
     "worker: metadata builders and override_forward_context of vllm.forward_context are wrapped and counted"
@@ -341,8 +345,9 @@ def observer_changes(request: CaptureRequest) -> list[str]:
     if request.taps:
         changes += [
             "engine: worker_extension_cls names localizer's extension",
-            "worker: the ops of tapped layers, compute_logits of the model and execute_model and "
-            "sample_tokens of the runner are wrapped; the model has forward hooks",
+            "worker: the ops of tapped layers, compute_logits of the model and the methods of the runner by "
+            "which steps are followed are wrapped; the model has forward hooks",
+            ON_A_GPU,
             *([HOOKS_MODULES] if request.level == MODULE else []),
             *([HASHES_WEIGHTS] if request.weights else []),
             *([READS_CACHE] if request.kv_contents else []),

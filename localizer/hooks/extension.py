@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import torch
 
 from localizer.hooks import (
     compiled,
@@ -21,20 +24,24 @@ from localizer.hooks import (
     loaded,
     probes,
     resolved,
-    runner_v1,
+    steps,
     taps,
     trace,
-    unsupported,
     weights,
 )
+from localizer.hooks import unsupported as refusals
 from localizer.hooks.boundaries import boundaries, choose
+from localizer.hooks.device import CudaTransport, DeviceSink
+from localizer.hooks.ingraph import Graphs
 from localizer.hooks.lifeline import end_with
 from localizer.hooks.recorder import Recorder
-from localizer.hooks.sink import Sink
+from localizer.hooks.runner_v1 import raw_model
+from localizer.hooks.sink import Channel, Sink
+from localizer.wire import unsupported
 from localizer.wire.ring import Ring
 from localizer.wire.spec import SPEC_VARIABLE, RunSpec
 
-_ATTRIBUTE, _CONTENTS = "_localizer_recorder", "_localizer_contents"
+_ATTRIBUTE, _CONTENTS, _GRAPHS = "_localizer_recorder", "_localizer_contents", "_localizer_graphs"
 _COUNTS, _PROBES = "_localizer_counts", "_localizer_probes"
 
 _CACHE_WAS_EMPTY = compiled.cache_is_empty()
@@ -46,28 +53,49 @@ def _install(worker: Any) -> None:
     """Tap the model that `worker` has just loaded."""
     layout.check(worker)
     spec = RunSpec.read(os.environ[SPEC_VARIABLE])
-    end_with(spec.parent_pid)
-    sink = Sink(Ring(spec.ring), spec.writer_pid)
-    recorder = Recorder(sink)
     runner = worker.model_runner
+    if spec.kv_contents and layout.runner_kind(runner) == layout.V2:
+        raise layout.CannotTap(unsupported.KV_CONTENTS_V2)
+    end_with(spec.parent_pid)
+    ring = Sink(Ring(spec.ring), spec.writer_pid)
+    device = torch.device(getattr(runner, "device", "cpu"))
+    sink: Channel = ring if device.type == "cpu" else DeviceSink(ring, CudaTransport(device))
+    recorder = Recorder(sink)
+    graphs = None if device.type == "cpu" else _graphs(recorder, device)
     # before the taps, which keep what they wrap
     tallies, placed = probes.install(spec.probes, lambda: recorder.in_forward or recorder.recording)
     setattr(worker, _PROBES, tallies)
-    undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level)
+    undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level, graphs)
     undo.push(placed)
     counting = counts.Counts(recorder, runner)
     counting.guarded(counting.follow)(undo)
     setattr(worker, _COUNTS, (counting, undo))
-    runner_v1.follow(recorder, undo, runner)
-    found, _ = boundaries(worker.vllm_config, runner.model)
+    found, _ = boundaries(worker.vllm_config, raw_model(runner.model))
     layers = {chosen.name: chosen.layer for chosen in choose(found, spec.layers)}
     after = None
     if spec.kv_contents:
         contents = kvcache.KVContents(sink, runner, layers, recorder.errors)
         after = contents.after
         setattr(worker, _CONTENTS, contents)
-    trace.follow(trace.Tracer(recorder, sink, runner, list(layers)), undo, after)
+    tracer = trace.Tracer(recorder, sink, runner, list(layers))
+    steps.follow(steps.Steps(recorder, tracer, after), undo, runner, graphs)
     setattr(worker, _ATTRIBUTE, recorder)
+    setattr(worker, _GRAPHS, graphs)
+
+
+def _graphs(recorder: Recorder, device: torch.device) -> Graphs:
+    """The taps inside of CUDA graphs."""
+
+    def report(sentence: str) -> None:
+        print(f"localizer: {sentence}", file=sys.stderr, flush=True)
+
+    return Graphs(
+        device,
+        torch.cuda.is_current_stream_capturing,
+        recorder.knows,
+        report,
+        lambda: torch.cuda.mem_get_info(device)[0],
+    )
 
 
 def _arrange() -> None:
@@ -79,7 +107,7 @@ def _arrange() -> None:
 
     @functools.wraps(load)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        unsupported.check(self)
+        refusals.check(self)
         result = load(self, *args, **kwargs)
         if not hasattr(self, _ATTRIBUTE):
             _install(self)
@@ -128,6 +156,8 @@ class LocalizerExtension:
         tallies = getattr(self, _PROBES)
         recorder.errors += filter(None, (tally.complaint() for tally in tallies))
         tell = functools.partial(_tell, recorder)
+        graphs: Graphs | None = getattr(self, _GRAPHS, None)
+        recorder.errors += graphs.problems if graphs is not None else ()
         return {
             "engine": tell("facts of the engine", facts.engine_facts, worker) or {},
             "config": tell("resolved configuration", resolved.resolved, worker.vllm_config) or {},
@@ -141,6 +171,7 @@ class LocalizerExtension:
             "dummies": recorder.dummies,
             "counts": dict(getattr(self, _COUNTS)[0].found),
             "probes": [tally.record() for tally in tallies],
+            "taps": recorder.counts() | (graphs.counts() if graphs is not None else {}),
             "errors": recorder.errors,
             **facts.resources(),
         }

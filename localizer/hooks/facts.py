@@ -9,6 +9,7 @@ import torch
 
 from localizer.hooks import layout
 from localizer.hooks.boundaries import boundaries
+from localizer.hooks.runner_v1 import raw_model
 from localizer.wire import process
 
 
@@ -35,7 +36,8 @@ def config_facts(config: Any) -> dict[str, Any]:
 def engine_facts(worker: Any) -> dict[str, Any]:
     """What one worker really loaded and allocated, beside its resolved configuration."""
     config, runner = worker.vllm_config, worker.model_runner
-    found, _ = boundaries(config, runner.model)
+    model = raw_model(runner.model)
+    found, _ = boundaries(config, model)
     backends = {
         item.name: f"{type(item.layer.impl).__module__}.{type(item.layer.impl).__qualname__}"
         for item in found
@@ -43,7 +45,7 @@ def engine_facts(worker: Any) -> dict[str, Any]:
     }
     return config_facts(config) | {
         "adapter": layout.adapter_facts(runner, versions()["vllm"]),
-        "model_class": type(runner.model).__name__,
+        "model_class": type(model).__name__,
         "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
         "attention_backends": backends,
         "device": str(getattr(runner, "device", None)),

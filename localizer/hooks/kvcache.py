@@ -24,7 +24,7 @@ import torch
 
 from localizer.hooks.guard import Guard
 from localizer.hooks.raw import raw_bytes
-from localizer.hooks.sink import Sink
+from localizer.hooks.sink import Channel
 from localizer.wire.spec import UNREAD
 
 Gather = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -59,7 +59,7 @@ class KVContents:
         layouts: by tapped layer which layout was read, or why none was; filled at the first step.
     """
 
-    def __init__(self, sink: Sink, runner: Any, layers: Mapping[str, Any], errors: list[str]) -> None:
+    def __init__(self, sink: Channel, runner: Any, layers: Mapping[str, Any], errors: list[str]) -> None:
         self._sink, self._runner, self._layers = sink, runner, layers
         self.after = Guard("the KV contents ended", errors)(self._hash)
         self._places: dict[str, Place] = {}

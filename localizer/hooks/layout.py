@@ -1,7 +1,8 @@
 """Everything that the adapters take for granted about a vLLM, checked before anything is tapped.
 
-Seen on vLLM 0.28.0 and 0.32.0 (CPU, V1 model runner); `localizer.wire.versions` lists what was seen. A vLLM
-that is arranged otherwise is refused with a sentence that names its version and the place.
+Seen on vLLM 0.28.0 and 0.32.0 (CPU, V1 model runner), read in 0.26.0 (CUDA, V1 and V2);
+`localizer.wire.versions` lists what was seen. A vLLM that is arranged otherwise is refused with a sentence
+that names its version and the place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ INPUTS = ("input_ids", "positions")
 
 SCHEDULED = ("num_scheduled_tokens", "total_num_scheduled_tokens", "scheduled_spec_decode_tokens")
 """Fields of what the scheduler hands to `execute_model`."""
+
+BATCH = ("req_ids", "input_ids", "positions", "num_scheduled_tokens")
+"""Fields of the batch of Model Runner V2 that are used."""
 
 SAMPLED = ("req_ids", "sampled_token_ids")
 """Fields of what a step returns."""
@@ -100,11 +104,10 @@ def problems(worker: Any) -> Iterator[str]:
             yield f"{name} has no {attribute}"
             return
     kind = runner_kind(worker.model_runner)
-    if kind != V1:
-        other = " (--env VLLM_USE_V2_MODEL_RUNNER=0 asks for the V1 runner)" if kind == V2 else ""
-        yield f"the model runner {_full_name(worker.model_runner)} has no adapter{other}"
+    if not kind:
+        yield f"the model runner {_full_name(worker.model_runner)} has no adapter"
         return
-    yield from _runner(worker.model_runner)
+    yield from _runner(worker.model_runner) if kind == V1 else _runner_v2(worker.model_runner)
     compilation = getattr(worker.vllm_config, "compilation_config", None)
     layers = getattr(compilation, "static_forward_context", None)
     if layers is None or not hasattr(layers, "items"):
@@ -117,7 +120,8 @@ def problems(worker: Any) -> Iterator[str]:
         parameters = _parameters(forward)
         if parameters is not None and parameters[: len(FORWARD_PARAMETERS)] != FORWARD_PARAMETERS:
             yield f"{type(layer.impl).__name__}.forward of {layer_name} takes {', '.join(parameters)}"
-    yield from _drafter(worker.model_runner, layers)
+    if kind == V1:
+        yield from _drafter(worker.model_runner, layers)
 
 
 def step_problems() -> Iterator[str]:
@@ -165,10 +169,41 @@ def _runner(runner: Any) -> Iterator[str]:
         yield f"{name}.input_batch has no req_ids"
     yield from _method(runner, name, "execute_model", ("scheduler_output",))
     yield from _method(runner, name, "sample_tokens", ())
+    if hasattr(getattr(runner, "model", None), "unwrap"):  # its graphs are replayed without Python
+        yield from _method(runner, name, "_model_forward", INPUTS)
+        yield from _method(runner, name, "capture_model", ())
+    yield from _target(runner)
+
+
+def _runner_v2(runner: Any) -> Iterator[str]:
+    name = type(runner).__name__
+    yield from _method(runner, name, "execute_model", ("scheduler_output", "dummy_run"))
+    yield from _method(runner, name, "sample_tokens", ())
+    yield from _method(runner, name, "prepare_inputs", ("scheduler_output", "batch_desc"))
+    yield from _method(runner, name, "sample", ("hidden_states", "input_batch"))
+    yield from _method(runner, name, "capture_model", ())
+    if not hasattr(runner, "model_state"):
+        yield f"{name} has no model_state"
+        return
+    yield from _method(
+        runner.model_state, type(runner.model_state).__name__, "prepare_attn", ("input_batch",)
+    )
+    batch = _imported("vllm.v1.worker.gpu.input_batch", "InputBatch")
+    there = {field.name for field in dataclasses.fields(batch)} if _is_record(batch) else set()
+    for field in BATCH:
+        if field not in there:
+            yield f"InputBatch of {name} has no {field}"
+    yield from _target(runner)
+
+
+def _target(runner: Any) -> Iterator[str]:
+    name = type(runner).__name__
     if not hasattr(runner, "model"):
         yield f"{name} has no model"
         return
     model = runner.model
+    while callable(getattr(model, "unwrap", None)):
+        model = model.unwrap()
     yield from _model(model)
     if getattr(runner, "use_aux_hidden_state_outputs", False):
         holder = getattr(model, "model", model)
@@ -187,7 +222,9 @@ def _model(model: Any) -> Iterator[str]:
 def _drafter(runner: Any, layers: Any) -> Iterator[str]:
     """A draft is tapped if it is a model with attention layers; n-gram proposals, for one, are not."""
     drafter = getattr(runner, "drafter", None)
-    model = getattr(drafter, "model", None)
+    model: Any = getattr(drafter, "model", None)
+    while callable(getattr(model, "unwrap", None)):
+        model = model.unwrap()
     if model is None or not callable(getattr(model, "modules", None)):
         return
     members = {id(module) for module in model.modules()}

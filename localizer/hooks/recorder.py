@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from localizer.hooks.guard import Guard
-from localizer.hooks.sink import Sink
+from localizer.hooks.later import Later
+from localizer.hooks.sink import Channel
 from localizer.wire.spec import DRAFT, INPUT_IDS, POSITIONS
 
 
@@ -22,23 +23,28 @@ class Recorder:
         ending: called when the run is over, before nothing follows any more.
         checks: called when the run is over; each returns what is wrong with the capture, or None.
         dummies, rounds: how many dummy forwards and rounds there were.
+        rows_in_graph, rows_at_host: rows of the target by what recorded their layers: taps inside a full
+            CUDA graph, or taps that Python reached.
         errors: why recording ended, and what is wrong with the capture.
         guarded: makes an action safe: its faults are noted and end the recording.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Channel) -> None:
         self._sink = sink
         self._index: dict[str, int] = {}
         self._scheduled: Any = None
         self._rows = 0
+        self._requests = 0
         self._logit_rows = 0
         self._draft_rows = 0
         self._draft_logit_rows = 0
-        self._proposed: dict[str, Sequence[int]] = {}
+        self._proposed: Any = None
         self._open = False
         self._steps = 0
         self.dummies = 0
         self.rounds = 0
+        self.rows_in_graph = self.rows_at_host = 0
+        self._inside = False
         self.batch = self.draft_batch = 0
         self.ending: list[Callable[[], None]] = []
         self.checks: list[Callable[[], str | None]] = []
@@ -61,6 +67,10 @@ class Recorder:
         """Say of sites that there are none, with the reason."""
         self._sink.message(type="absent", sites=sites)
 
+    def knows(self, site: str) -> bool:
+        """Whether a site is registered; others are not recorded."""
+        return site in self._index
+
     @property
     def recording(self) -> bool:
         """Whether rows of a real step are wanted now."""
@@ -70,6 +80,11 @@ class Recorder:
     def step(self) -> int:
         """Number of the recorded step that is under way, or of the last one."""
         return self._steps - 1
+
+    @property
+    def requests(self) -> int:
+        """How many requests the step has that is under way, or the last one."""
+        return self._requests
 
     @property
     def in_forward(self) -> bool:
@@ -98,8 +113,8 @@ class Recorder:
     def schedule(self, scheduler_output: Any) -> None:
         """A real engine step begins; it is recorded if it has scheduled tokens."""
         self._scheduled = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
-        self._open = False
-        self._draft_rows, self._proposed = 0, {}
+        self._open = self._inside = False
+        self._draft_rows, self._proposed = 0, None
 
     def forward_begins(
         self, requests: Sequence[str], input_ids: torch.Tensor, positions: torch.Tensor
@@ -107,13 +122,13 @@ class Recorder:
         """The target model is about to run on these inputs; `requests` are internal ids in batch order."""
         scheduled = self._scheduled
         if scheduled is None or self._open:
-            self.dummies += 1
-            self._sink.count(dummy=1)
+            self.dummy()
             return
         counts = [scheduled.num_scheduled_tokens[request] for request in requests]
         drafts = scheduled.scheduled_spec_decode_tokens
         feeds = [1 + len(drafts.get(request, ())) for request in requests]
         self._rows, self._logit_rows, self.batch = sum(counts), sum(feeds), len(input_ids)
+        self._requests = len(counts)
         if self._rows != scheduled.total_num_scheduled_tokens:
             raise RuntimeError("the batch does not hold the scheduled requests")
         self._sink.message(
@@ -122,13 +137,22 @@ class Recorder:
             requests=list(requests),
             counts=counts,
             logits=feeds,
-            tokens=input_ids[: self._rows].tolist(),
-            positions=positions[: self._rows].tolist(),
+            tokens=self._sink.later(input_ids[: self._rows]),
+            positions=self._sink.later(positions[: self._rows]),
         )
         self._steps += 1
         self._open = True
         self.rows(INPUT_IDS, input_ids)
         self.rows(POSITIONS, positions)
+
+    def dummy(self) -> None:
+        """A forward that is not of a step is about to run."""
+        self.dummies += 1
+        self._sink.count(dummy=1)
+
+    def in_graph(self) -> None:
+        """The step's layers were recorded by taps inside a full graph."""
+        self._inside = True
 
     def rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record the real rows of a tensor [padded rows, ...]."""
@@ -171,8 +195,8 @@ class Recorder:
             requests=list(requests),
             counts=list(counts),
             extra=extra,
-            tokens=input_ids[: self._draft_rows].tolist(),
-            positions=positions[: self._draft_rows].tolist(),
+            tokens=self._sink.later(input_ids[: self._draft_rows]),
+            positions=self._sink.later(positions[: self._draft_rows]),
         )
         self.draft_rows(DRAFT + INPUT_IDS, input_ids)
         self.draft_rows(DRAFT + POSITIONS, positions)
@@ -187,24 +211,44 @@ class Recorder:
             raise RuntimeError(f"{site} has {tensor.shape[0]} rows instead of {self._draft_logit_rows}")
         self._send(site, tensor, self._draft_logit_rows)
 
-    def proposed(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
-        """The draft tokens of this step: `tokens[i]` of `requests[i]`."""
-        self._proposed = dict(zip(requests, tokens, strict=True))
+    def proposed(self, requests: Sequence[str], tokens: torch.Tensor) -> None:
+        """The draft tokens of this step, [requests, draft steps]."""
+        names = list(requests)
+        self._proposed = self._sink.later(tokens, lambda rows: dict(zip(names, rows, strict=True)))
         self._draft_rows = 0
 
     # -- its end ---------------------------------------------------------------------------------------
 
     def sampled(self, requests: Sequence[str], tokens: Sequence[Sequence[int]]) -> None:
         """The step's tokens are known: `tokens[i]` of `requests[i]`, none where they are discarded."""
+        self._end({name: list(map(int, ids)) for name, ids in zip(requests, tokens, strict=True)})
+
+    def sampled_later(self) -> Later | None:
+        """The step is over, its tokens will arrive; None if no step is under way.
+
+        What arrives is, for each request, its tokens, none where they are discarded.
+        """
+        later = Later(lambda found: {name: list(map(int, ids)) for name, ids in found.items()})
+        return later if self._end(later) else None
+
+    def _end(self, sampled: Any) -> bool:
+        """End the step that is under way, if one is."""
         if not self._open:
-            return
-        self._sink.message(
-            type="end",
-            sampled={name: list(map(int, ids)) for name, ids in zip(requests, tokens, strict=True)},
-            **({"proposed": self._proposed} if self._proposed else {}),
-        )
+            return False
+        proposed = {} if self._proposed is None else {"proposed": self._proposed}
+        self._sink.message(type="end", sampled=sampled, **proposed)
         self._sink.count(steps=1, rows=self._rows)
+        self._sink.flush()
+        if self._inside:
+            self.rows_in_graph += self._rows
+        else:
+            self.rows_at_host += self._rows
         self._open = False
+        return True
+
+    def counts(self) -> dict[str, int]:
+        """Rows of the target by what recorded their layers, as the manifest counts them."""
+        return {"rows_at_host": self.rows_at_host, "rows_in_graph": self.rows_in_graph}
 
     def round(self, names: dict[str, str]) -> None:
         """A round begins; `names` maps vLLM's internal request ids to ours."""

@@ -11,12 +11,13 @@ import json
 import math
 import os
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from localizer.hooks.callsite import call_site
+from localizer.hooks.later import resolved
 from localizer.wire.ring import ALIGN, ENTRY, MESSAGE, ROWS, Ring
 
 FRAME_BYTES = 1 << 20
@@ -31,6 +32,31 @@ _copy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
 """`memmove` that keeps the interpreter lock, which takes longer to hand over than most of the copies."""
+
+
+class Channel(Protocol):
+    """Where the recorder sends what it records: to a ring, at once or by way of a device's buffers."""
+
+    def message(self, **content: Any) -> None:
+        """Send a JSON object, values of which may be `Later`."""
+
+    def later(self, tensor: torch.Tensor, convert: Callable[[Any], Any] | None = None) -> Any:
+        """What a message may hold for the elements of a tensor: nested lists, converted if asked."""
+
+    def rows(self, sites: Sequence[int | None], tensors: Sequence[torch.Tensor | None], count: int) -> None:
+        """Take the first `count` rows of tensors [rows, ...] as they are now, one for each site."""
+
+    def flush(self) -> None:
+        """Hand over what was sent so far; due at the end of a step."""
+
+    def count(self, **counters: int) -> None:
+        """Add to the progress counters."""
+
+    def warm(self) -> None:
+        """Take the memory that is needed, now that the engine has taken its own."""
+
+    def close(self) -> None:
+        """Say that nothing follows."""
 
 
 class _Layout:
@@ -77,8 +103,13 @@ class Sink:
         ring.attach()
 
     def message(self, **content: Any) -> None:
-        """Send a JSON object."""
+        """Send a JSON object.
+
+        Raises:
+            RuntimeError: a value has not arrived yet; nothing is waited for here.
+        """
         self.flush()
+        content = resolved(content, 0)
         body = json.dumps(content).encode()
         offset = self._ring.reserve(len(body), alive=self._writer_lives)
         self._ring.buffer[offset : offset + len(body)] = body
@@ -128,6 +159,28 @@ class Sink:
                     self._open(self._most)
             self._table += (site, 0, count, layout.width, layout.pace, self._used + first - begin)
         self._move(begin, end)
+
+    def later(self, tensor: torch.Tensor, convert: Callable[[Any], Any] | None = None) -> Any:
+        """The elements of a tensor as nested lists, at once; converted if asked."""
+        found = tensor.tolist()
+        return found if convert is None else convert(found)
+
+    @property
+    def most_bytes(self) -> int:
+        """So many bytes `block` takes."""
+        return self._ring.capacity // 4 // ALIGN * ALIGN
+
+    def block(self, table: Sequence[int], body: torch.Tensor) -> None:
+        """Send rows that lie together on the host, uint8, as one frame; `table` as `ROWS` describes it.
+
+        Unlike `rows` it lets other threads run while it copies, and tells no layout.
+        """
+        self.flush()
+        length = -(-len(body) // ALIGN) * ALIGN
+        offset = self._ring.reserve(length + len(table) * _WORD, alive=self._writer_lives)
+        ctypes.memmove(self._address + offset, body.data_ptr(), len(body))
+        struct.pack_into(f"={len(table)}q", self._ring.buffer, offset + length, *table)
+        self._ring.commit(ROWS, length + len(table) * _WORD, (len(table) // ENTRY, length))
 
     def _move(self, begin: int, end: int) -> int:
         """Copy memory to the frame, if there is any; return 0."""

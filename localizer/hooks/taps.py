@@ -1,4 +1,4 @@
-"""Taps: inputs of the forward, ops at the host boundary, final hidden states and logits; modules on request.
+"""Taps: ops at the host boundary, final hidden states and logits; modules on request.
 
 Python is reached between compiled pieces: there the tensors that an op takes and gives are recorded.
 `layout.check` has made sure that everything is as expected, `boundaries` says what is tapped of which layer.
@@ -17,10 +17,12 @@ import torch
 
 from localizer.hooks import drafts, layout
 from localizer.hooks.boundaries import Boundary, Op, block, boundaries, choose, is_eager
+from localizer.hooks.ingraph import Graphs, Group
 from localizer.hooks.logits import tap_logits
 from localizer.hooks.modules import ModuleTaps
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.replace import replace
+from localizer.hooks.runner_v1 import raw_model
 from localizer.wire.spec import (
     ALL_ROWS,
     AUXILIARY,
@@ -38,6 +40,9 @@ from localizer.wire.spec import (
     TOKEN_ROWS,
 )
 
+Take = Callable[[Any, Any], None]
+"""Takes the arguments of a call, positional and named."""
+
 
 def install(
     recorder: Recorder,
@@ -46,11 +51,13 @@ def install(
     selection: str,
     patterns: Sequence[str] = ("*",),
     level: str = BOUNDARY,
+    graphs: Graphs | None = None,
 ) -> ExitStack:
     """Tap inputs, layers with a boundary, final hidden states and logits, of the target and of its draft.
 
     The selection is of the target's layers that mix tokens, each with the experts and modules of its decoder
-    layer; a draft's are all tapped. Only sites that match one of the shell patterns are recorded.
+    layer; a draft's are all tapped. Only sites that match one of the shell patterns are recorded. `graphs`
+    are told what passes outside of recorded steps, so that they can tap full CUDA graphs.
     Closing what is returned takes all taps away.
 
     Raises:
@@ -62,7 +69,8 @@ def install(
             "modules can be tapped only without compilation: set --engine enforce_eager=true"
         )
     undo = ExitStack()
-    found, untapped = boundaries(vllm_config, runner.model)
+    model = raw_model(runner.model)
+    found, untapped = boundaries(vllm_config, model)
     try:
         chosen = {boundary.name for boundary in choose(found, selection)}
     except ValueError as error:
@@ -89,6 +97,10 @@ def install(
         draft_found, unknown = boundaries(vllm_config, draft)
         untapped |= {DRAFT + name: kind for name, kind in unknown.items()}
     drafting = any(boundary.mixes for boundary in draft_found)
+    reason = drafts.unknown(runner)
+    if drafting and reason:
+        untapped |= {DRAFT + boundary.name: reason for boundary in draft_found}
+        drafting = False
     if drafting:
         absent |= _absent(draft_found, DRAFT)
         names = [DRAFT + INPUT_IDS, DRAFT + POSITIONS, *_names(draft_found, DRAFT)]
@@ -106,16 +118,16 @@ def install(
     def in_target() -> bool:
         return recorder.recording and recorder.in_forward
 
-    _tap_layers(undo, tapped, recorder, False)
+    _tap_layers(undo, tapped, recorder, False, None if graphs is None else graphs.target)
     if drafting:
-        _tap_layers(undo, draft_found, recorder, True)
-    _tap_forward(recorder, undo, runner, auxiliary)
-    tap_logits(recorder, undo, runner.model, (HIDDEN, LOGITS), recorder.logit_rows, in_target)
+        _tap_layers(undo, draft_found, recorder, True, None if graphs is None else graphs.draft)
+    tap_logits(recorder, undo, model, (HIDDEN, LOGITS), recorder.logit_rows, in_target)
     if drafting:
-        drafts.follow(recorder, undo, runner, next(layer.name for layer in draft_found if layer.mixes))
+        layer = next(layer.name for layer in draft_found if layer.mixes)
+        drafts.follow(recorder, undo, runner, layer, graphs)
     if level == MODULE:
         ModuleTaps(
-            recorder, runner.model, found, wanted_layer, "", ALL_ROWS,
+            recorder, model, found, wanted_layer, "", ALL_ROWS,
             in_target, lambda: recorder.batch, recorder.rows, matches,
         ).install(undo)  # fmt: skip
         if drafting and draft is not None:
@@ -130,7 +142,8 @@ def auxiliary_count(runner: Any) -> int:
     """How many auxiliary hidden states the target's forward returns for an EAGLE3 draft."""
     if not getattr(runner, "use_aux_hidden_state_outputs", False):
         return 0
-    holder = getattr(runner.model, "model", runner.model)
+    model = raw_model(runner.model)
+    holder = getattr(model, "model", model)
     return len(getattr(holder, "aux_hidden_state_layers", ()))
 
 
@@ -144,28 +157,36 @@ def _absent(layers: Sequence[Boundary], prefix: str) -> dict[str, str]:
     return {f"{prefix}{layer.name}/{part}": why for layer in layers for part, why in layer.absent.items()}
 
 
-def _tap_layers(undo: ExitStack, layers: Sequence[Boundary], recorder: Recorder, draft: bool) -> None:
+def _tap_layers(
+    undo: ExitStack, layers: Sequence[Boundary], recorder: Recorder, draft: bool, group: Group | None
+) -> None:
     """Record what the ops of layers, of the target or of the draft, take and give in its steps."""
     for layer in layers:
         for op in layer.ops:
-            _tap_op(undo, op, (DRAFT if draft else "") + layer.name, recorder, draft)
+            _tap_op(undo, op, (DRAFT if draft else "") + layer.name, recorder, draft, group)
 
 
-def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool) -> None:
+def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool, group: Group | None) -> None:
     call = getattr(op.owner, op.method)
     order = list(inspect.signature(call).parameters)
     rows = recorder.draft_rows if draft else recorder.rows
 
-    def taker(which: Sequence[tuple[str, str]]) -> Callable[[Any, Any], None]:
+    def taker(which: Sequence[tuple[str, str]]) -> tuple[Take, Take]:
         places = [(order.index(parameter), parameter) for parameter, _ in which]
-        record = recorder.tap([f"{name}/{part}" for _, part in which], draft)
+        sites = [f"{name}/{part}" for _, part in which]
+        record = recorder.tap(sites, draft)
+        inside = recorder.guarded(group.tap(sites, record).see) if group is not None else None
 
         def take(args: Any, kwargs: Any) -> None:
             record(*[args[index] if index < len(args) else kwargs.get(key) for index, key in places])
 
-        return take
+        def see(args: Any, kwargs: Any) -> None:
+            if inside is not None:
+                inside(*[args[index] if index < len(args) else kwargs.get(key) for index, key in places])
 
-    before, after = taker(op.before), taker(op.after)
+        return take, see
+
+    (before, enters), (after, leaves) = taker(op.before), taker(op.after)
     returned = [f"{name}/{part}" for part in op.returned]
 
     @recorder.guarded
@@ -175,10 +196,19 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool)
             if isinstance(tensor, torch.Tensor):
                 rows(site, tensor)
 
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        """The call outside of recorded steps."""
+        if group is None:
+            return call(*args, **kwargs)
+        enters(args, kwargs)
+        result = call(*args, **kwargs)
+        leaves(args, kwargs)
+        return result
+
     @functools.wraps(call)
     def tapped(*args: Any, **kwargs: Any) -> Any:
         if not (recorder.drafting if draft else recorder.recording):
-            return call(*args, **kwargs)
+            return watched(*args, **kwargs)
         before(args, kwargs)
         result = call(*args, **kwargs)
         after(args, kwargs)
@@ -187,34 +217,3 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool)
         return result
 
     replace(undo, op.owner, op.method, tapped)
-
-
-def _tap_forward(recorder: Recorder, undo: ExitStack, runner: Any, auxiliary: Sequence[str]) -> None:
-    """Begin a step's rows with the inputs of the target's forward; record its auxiliary hidden states."""
-    model = runner.model
-
-    @recorder.guarded
-    def begins(input_ids: torch.Tensor | None, positions: torch.Tensor | None) -> None:
-        if input_ids is None or positions is None:
-            raise RuntimeError(
-                "the model ran without input ids, as with prompt embeddings, which are not supported"
-            )
-        recorder.forward_begins(runner.input_batch.req_ids, input_ids, positions)
-
-    def pre_hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = dict(zip(("input_ids", "positions"), args, strict=False)) | kwargs
-        begins(named.get("input_ids"), named.get("positions"))
-
-    undo.callback(model.register_forward_pre_hook(pre_hook, with_kwargs=True).remove)
-
-    @recorder.guarded
-    def returned(output: Any) -> None:
-        if recorder.recording and recorder.in_forward:
-            for site, states in zip(auxiliary, output[1], strict=True):
-                recorder.rows(site, states)
-
-    def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        returned(output)
-
-    if auxiliary:
-        undo.callback(model.register_forward_hook(hook).remove)

@@ -1,16 +1,14 @@
 """The schedule trace: what the engine asks for in each step, as the worker sees it.
 
 Seen on vLLM 0.28.0 and 0.32.0 (V1 model runner). Everything is read from the host's copies, so that no device
-is waited for: `SchedulerOutput`, the forward context and its attention metadata, and the block tables that
-the runner keeps in numpy. Slot mappings are read where they lie in host memory, as on the CPU.
+is waited for: `SchedulerOutput`, the attention metadata, and the block tables that the V1 runner keeps in
+numpy (V2 keeps none). Slot mappings are read where they lie in host memory, as on the CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from hashlib import blake2b
 from typing import Any
 
@@ -18,8 +16,8 @@ import torch
 
 from localizer.hooks.guard import Guard
 from localizer.hooks.recorder import Recorder
-from localizer.hooks.replace import replace
-from localizer.hooks.sink import Sink
+from localizer.hooks.sink import Channel
+from localizer.hooks.steps import Forward
 
 DIGEST_BYTES = 16
 
@@ -35,7 +33,7 @@ class Tracer:
     A fault in it is noted and ends the trace; the recording of rows and the run go on.
     """
 
-    def __init__(self, recorder: Recorder, sink: Sink, runner: Any, layers: Sequence[str]) -> None:
+    def __init__(self, recorder: Recorder, sink: Channel, runner: Any, layers: Sequence[str]) -> None:
         self._recorder, self._sink, self.runner = recorder, sink, runner
         self._layers = list(layers)
         self._scheduled: Any = None
@@ -51,16 +49,13 @@ class Tracer:
         self._finished |= set(output.finished_req_ids)
         self._preempted |= set(getattr(output, "preempted_req_ids", None) or ())
 
-    def forward(self, input_ids: torch.Tensor) -> None:
-        """The target's forward begins; told once for each step that is recorded."""
+    def forward(self, forward: Forward) -> None:
+        """The target's forward begins, and the recorder knows; told once for each step that is recorded."""
         recorder, output = self._recorder, self._scheduled
         if not recorder.recording or recorder.step == self._last or output is None:
             return
         self._last = recorder.step
-        from vllm.forward_context import get_forward_context
-
-        context = get_forward_context()
-        requests = list(self.runner.input_batch.req_ids)
+        requests, inputs = list(forward.requests), forward.input_ids
         scheduled = [output.num_scheduled_tokens[request] for request in requests]
         known, resumed = output.scheduled_cached_reqs, output.scheduled_cached_reqs.resumed_req_ids
         computed = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
@@ -69,7 +64,8 @@ class Tracer:
         drafts = output.scheduled_spec_decode_tokens
         before = [computed[request] for request in requests]
         ends = [first + count for first, count in zip(before, scheduled, strict=True)]
-        metadata = self._metadata(context.attn_metadata)
+        metadata = self._metadata(forward.metadata)
+        tables = getattr(getattr(self.runner, "input_batch", None), "block_table", None)
         self._sink.message(
             type="trace",
             step=recorder.step,
@@ -81,11 +77,11 @@ class Tracer:
             resumed=list(resumed),
             preempted=list(self._preempted),
             finished=list(self._finished),
-            padded=input_ids.shape[0],
-            graph=getattr(context.cudagraph_runtime_mode, "name", str(context.cudagraph_runtime_mode)),
-            batch={} if context.batch_descriptor is None else scalars(context.batch_descriptor),
+            padded=0 if inputs is None else inputs.shape[0],
+            graph=forward.graph,
+            batch={} if forward.batch is None else scalars(forward.batch),
             backend={} if metadata is None else scalars(metadata),
-            blocks=block_digests(getattr(self.runner.input_batch, "block_table", None), ends),
+            blocks=block_digests(tables, ends),
             slots=slot_digests(getattr(metadata, "slot_mapping", None), scheduled),
         )
         self._finished, self._preempted = set(), set()
@@ -106,31 +102,6 @@ class Tracer:
             named = [metadata[layer] for layer in self._layers if layer in metadata]
             return next(iter([*named, *metadata.values()]), None)
         return metadata
-
-
-def follow(tracer: Tracer, undo: ExitStack, after: AfterStep | None = None) -> None:
-    """Trace the steps of the runner until `undo` is closed; `after` is called when a forward is over.
-
-    To be called after the taps are installed: the recorder must have begun a step before it is traced.
-    """
-    runner = tracer.runner
-    execute = runner.execute_model
-    schedule, ended = tracer.guarded(tracer.schedule), tracer.guarded(tracer.ended)
-    forward = tracer.guarded(tracer.forward)
-
-    @functools.wraps(execute)
-    def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        schedule(scheduler_output)
-        try:
-            return execute(scheduler_output, *args, **kwargs)
-        finally:
-            ended(after)
-
-    def pre_hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        forward(args[0] if args else kwargs["input_ids"])
-
-    replace(undo, runner, "execute_model", execute_model)
-    undo.callback(runner.model.register_forward_pre_hook(pre_hook, with_kwargs=True).remove)
 
 
 def scalars(record: Any, nested: bool = True) -> dict[str, Any]:

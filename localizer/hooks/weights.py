@@ -20,6 +20,7 @@ import torch
 
 from localizer.hooks.drafts import draft_model
 from localizer.hooks.raw import raw_bytes
+from localizer.hooks.runner_v1 import raw_model
 from localizer.wire.spec import DRAFT
 
 ALGORITHM = "blake2b-128"
@@ -95,7 +96,7 @@ def weight_facts(runner: Any) -> dict[str, Any]:
     """
     seen: set[int] = set()
     found: dict[str, str] = {}
-    for prefix, model in (("", runner.model), (DRAFT, draft_model(runner))):
+    for prefix, model in (("", raw_model(runner.model)), (DRAFT, draft_model(runner))):
         if model is not None:
             packed = _before_packing.get(model, {})
             named = [(name, tensor) for name, tensor in tensors(model) if id(tensor) not in seen]

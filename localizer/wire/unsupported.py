@@ -34,3 +34,8 @@ ENCODER_DECODER = (
 )
 
 POOLING = "pooling models return no tokens, and localizer compares what generates; name a model that does"
+
+KV_CONTENTS_V2 = (
+    "the KV contents of Model Runner V2 are not read yet; leave out --kv-contents, "
+    "or ask for the V1 runner with --env VLLM_USE_V2_MODEL_RUNNER=0"
+)

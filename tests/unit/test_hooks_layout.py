@@ -259,13 +259,78 @@ def test_a_draft_without_attention_layers_needs_nothing() -> None:
     layout.check(worker)
 
 
-def test_model_runner_v2_is_told_how_to_go_on() -> None:
-    kind = type("GPUModelRunner", (), {"__module__": "vllm.v1.worker.gpu.model_runner"})
+class DoubledRunnerV2:
+    __module__ = "vllm.v1.worker.gpu.model_runner"
+    __qualname__ = "GPUModelRunner"
+
+    def __init__(self) -> None:
+        self.model = DoubledModel()
+        self.model_state = SimpleNamespace(prepare_attn=lambda input_batch, cudagraph_mode: {})
+
+    def execute_model(self, scheduler_output: Any, dummy_run: bool = False) -> None: ...
+
+    def sample_tokens(self, grammar_output: Any) -> None: ...
+
+    def prepare_inputs(self, scheduler_output: Any, batch_desc: Any) -> None: ...
+
+    def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> None: ...
+
+    def capture_model(self) -> None: ...
+
+
+@pytest.fixture
+def worker_v2(vllm: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> DoubledWorker:
+    for name in ("vllm.v1.worker.gpu", "vllm.v1.worker.gpu.input_batch"):
+        module = ModuleType(name)
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+    module.InputBatch = make_dataclass("InputBatch", list(layout.BATCH))  # type: ignore[attr-defined]
     worker = DoubledWorker()
-    worker.model_runner = kind()
-    assert layout.runner_kind(worker.model_runner) == "v2"
-    with pytest.raises(UnknownLayout, match="VLLM_USE_V2_MODEL_RUNNER=0 asks for the V1 runner"):
+    worker.model_runner = DoubledRunnerV2()  # type: ignore[assignment]
+    return worker
+
+
+def test_model_runner_v2_is_known(worker_v2: DoubledWorker) -> None:
+    assert layout.runner_kind(worker_v2.model_runner) == "v2"
+    layout.check(worker_v2)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (taking("execute_model", lambda scheduler_output: None), "takes scheduler_output, not dummy_run"),
+        (taking("prepare_inputs", lambda scheduler_output: None), "prepare_inputs takes .*, not batch_desc"),
+        (taking("sample", None), "has no sample"),  # type: ignore[arg-type]
+        (taking("capture_model", None), "has no capture_model"),  # type: ignore[arg-type]
+        (attribute("model_state"), "has no model_state"),
+        (attribute("model"), "has no model"),
+        (taking("model_state", SimpleNamespace()), "has no prepare_attn"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_model_runner_v2_of_another_arrangement_is_named(
+    worker_v2: DoubledWorker, change: Callable[[Any], None], sentence: str
+) -> None:
+    change(worker_v2.model_runner)
+    with pytest.raises(UnknownLayout, match=sentence):
+        layout.check(worker_v2)
+
+
+def test_a_batch_of_another_arrangement_is_named(worker_v2: DoubledWorker) -> None:
+    module: Any = sys.modules["vllm.v1.worker.gpu.input_batch"]
+    module.InputBatch = make_dataclass("InputBatch", ["req_ids", "input_ids", "positions"])
+    with pytest.raises(UnknownLayout, match=r"InputBatch of .* has no num_scheduled_tokens"):
+        layout.check(worker_v2)
+
+
+def test_a_model_inside_of_a_wrapper_for_graphs_is_looked_at(worker_v2: DoubledWorker) -> None:
+    """The V1 runner's replays are followed by `_model_forward`."""
+    worker = DoubledWorker()
+    worker.model_runner.model = SimpleNamespace(unwrap=DoubledModel)  # type: ignore[assignment]
+    with pytest.raises(UnknownLayout, match="DoubledRunner has no _model_forward"):
         layout.check(worker)
+    for name in ("_model_forward", "capture_model"):
+        setattr(worker.model_runner, name, lambda input_ids, positions: None)
+    layout.check(worker)
 
 
 @pytest.mark.parametrize("name", [*layout.ADMISSION, "collective_rpc"])

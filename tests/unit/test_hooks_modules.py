@@ -10,7 +10,7 @@ from notes import Notes
 
 torch = pytest.importorskip("torch")
 
-from localizer.hooks import layout, runner_v1, taps  # noqa: E402 - needs torch
+from localizer.hooks import layout, steps, taps  # noqa: E402 - needs torch
 from localizer.hooks.modules import INLINE, INSIDE_OP, NO_ROWS, NOT_CALLED  # noqa: E402
 from localizer.hooks.recorder import Recorder  # noqa: E402
 from localizer.wire.spec import BOUNDARY, MODULE  # noqa: E402
@@ -195,7 +195,7 @@ def tapped(
     }
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context, mode=mode))
     undo = taps.install(recorder, runner, config, selection, patterns, level)
-    runner_v1.follow(recorder, undo, runner)
+    steps.follow(steps.Steps(recorder), undo, runner)
     return notes, recorder, undo
 
 

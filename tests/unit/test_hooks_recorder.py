@@ -37,6 +37,12 @@ class Notes:
             if site is not None and tensor is not None:
                 self.taken.append((SITES[site], tensor[:count].tolist()))
 
+    def later(self, tensor: Any, convert: Any = None) -> Any:
+        return tensor.tolist() if convert is None else convert(tensor.tolist())
+
+    def flush(self) -> None:
+        pass
+
     def count(self, **counters: int) -> None:
         self.counts.append(counters)
 

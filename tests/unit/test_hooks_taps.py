@@ -10,7 +10,7 @@ from notes import Notes
 
 torch = pytest.importorskip("torch")
 
-from localizer.hooks import runner_v1, taps  # noqa: E402 - needs torch
+from localizer.hooks import steps, taps  # noqa: E402 - needs torch
 from localizer.hooks.recorder import Recorder  # noqa: E402
 from localizer.wire.spec import HIDDEN, INPUT_IDS, LOGITS, POSITIONS  # noqa: E402
 
@@ -84,7 +84,7 @@ def tapped(runner: Runner, selection: str = "all") -> tuple[Notes, Recorder, Any
     context["draft.layers.0"] = Attention()  # another model's layer
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
     undo = taps.install(recorder, runner, config, selection)
-    runner_v1.follow(recorder, undo, runner)
+    steps.follow(steps.Steps(recorder), undo, runner)
     return notes, recorder, undo
 
 

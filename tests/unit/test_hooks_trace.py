@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 forward_context = pytest.importorskip("vllm.forward_context")
 
-from localizer.hooks import runner_v1, trace  # noqa: E402 - needs torch
+from localizer.hooks import steps, trace  # noqa: E402 - needs torch
 from localizer.hooks.recorder import Recorder  # noqa: E402
 
 LAYERS = ["layers.0", "layers.1"]
@@ -31,6 +31,12 @@ class Notes:
         self.messages.append(content)
 
     def rows(self, site: int, tensor: Any, count: int) -> None:
+        pass
+
+    def later(self, tensor: Any, convert: Any = None) -> Any:
+        return tensor.tolist() if convert is None else convert(tensor.tolist())
+
+    def flush(self) -> None:
         pass
 
     def count(self, **counters: int) -> None:
@@ -68,12 +74,17 @@ class Table:
         return self.array
 
 
+class Model(torch.nn.Module):
+    def forward(self, input_ids: Any, positions: Any) -> Any:
+        return input_ids
+
+
 class Runner:
     """Two requests of two and one tokens, padded to four rows."""
 
     def __init__(self, metadata: Any) -> None:
         self.metadata = metadata
-        self.model = torch.nn.Identity()
+        self.model = Model()
         self.input_batch = SimpleNamespace(
             req_ids=["a", "b"], block_table=SimpleNamespace(block_tables=[Table()])
         )
@@ -86,7 +97,7 @@ class Runner:
     def execute_model(self, output: Any) -> None:
         if output.total_num_scheduled_tokens:
             with forward_context.override_forward_context(self.context):
-                self.model(torch.tensor([5, 6, 7, 0]))
+                self.model(torch.tensor([5, 6, 7, 0]), torch.tensor([0, 1, 0, 0]))
 
     def sample_tokens(self) -> Any:
         return SimpleNamespace(req_ids=["a", "b"], sampled_token_ids=[[1], [2]])
@@ -120,12 +131,8 @@ def traced(undo: ExitStack, runner: Any, after: Any = None) -> tuple[Notes, Reco
     notes = Notes()
     recorder = Recorder(notes)  # type: ignore[arg-type]
 
-    def begins(module: Any, args: Any) -> None:
-        recorder.forward_begins(["a", "b"], args[0], args[0])
-
-    runner.model.register_forward_pre_hook(begins)
-    runner_v1.follow(recorder, undo, runner)
-    trace.follow(trace.Tracer(recorder, notes, runner, LAYERS), undo, after)  # type: ignore[arg-type]
+    tracer = trace.Tracer(recorder, notes, runner, LAYERS)  # type: ignore[arg-type]
+    steps.follow(steps.Steps(recorder, tracer, after), undo, runner)
     return notes, recorder
 
 
@@ -186,7 +193,7 @@ def test_dummy_forwards_are_not_traced(undo: ExitStack) -> None:
     runner = Runner(Metadata())
     notes, recorder = traced(undo, runner)
     with forward_context.override_forward_context(runner.context):
-        runner.model(torch.tensor([1]))
+        runner.model(torch.tensor([1]), torch.tensor([0]))
     assert (notes.traces, recorder.dummies) == ([], 1)
 
 

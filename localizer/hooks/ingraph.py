@@ -1,0 +1,187 @@
+"""Taps inside full CUDA graphs, which are replayed without Python.
+
+While a graph is captured, a tap copies what passes into a buffer that stays where it is; the copies become
+part of the graph, and after a replay the buffers hold its rows. Buffers are allocated right before the first
+capture, so after vLLM has measured how much memory its KV cache may have, and outside of the graphs' pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+Record = Callable[..., None]
+"""Takes the buffers of a tap, in the order of its sites."""
+
+
+class Tap:
+    """The tensors [padded rows, ...] that pass one place of a model; some may be None."""
+
+    def __init__(self, group: Group, sites: Sequence[str], record: Record, requests: bool) -> None:
+        self._group, self.sites, self.record, self.requests = group, list(sites), record, requests
+        self.shapes: list[tuple[torch.dtype, tuple[int, ...]] | None] = [None] * len(self.sites)
+        self.buffers: list[torch.Tensor | None] = [None] * len(self.sites)
+
+    def see(self, *tensors: torch.Tensor | None) -> None:
+        """See tensors outside of recorded steps: in a warm-up, or while a graph is captured."""
+        if self._group.capturing():
+            self._copy(tensors)
+        elif self._group.most_rows == 0:
+            for index, tensor in enumerate(tensors):
+                if tensor is not None:
+                    self.shapes[index] = tensor.dtype, tuple(tensor.shape[1:])
+
+    def _copy(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        targets, sources = [], []
+        for index, (tensor, buffer) in enumerate(zip(tensors, self.buffers, strict=True)):
+            if tensor is None:
+                continue
+            rows = tensor.shape[0]
+            if buffer is None or rows > buffer.shape[0]:
+                self._group.cannot(f"{self.sites[index]} has no buffer for {rows} rows")
+            elif (tensor.dtype, tensor.shape[1:]) != (buffer.dtype, buffer.shape[1:]):
+                self._group.cannot(f"{self.sites[index]} is not what it was before the graphs were captured")
+            else:
+                targets.append(buffer[:rows])
+                sources.append(tensor)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+
+class Group:
+    """The taps of one model, target or draft, whose full graphs are replayed as a whole.
+
+    Attributes:
+        capturing: whether a graph is being captured now.
+        most_rows: rows of the largest captured graph; 0 before buffers are allocated.
+        problems: sites that could not be tapped inside a graph, with the reason.
+    """
+
+    def __init__(self, capturing: Callable[[], bool]) -> None:
+        self.capturing = capturing
+        self.most_rows = 0
+        self.problems: list[str] = []
+        self._taps: list[Tap] = []
+
+    def tap(self, sites: Sequence[str], record: Record, requests: bool = False) -> Tap:
+        """A tap on sites, in execution order; `requests`: it has one row for each request, not each token."""
+        tap = Tap(self, sites, record, requests)
+        self._taps.append(tap)
+        return tap
+
+    def cannot(self, problem: str) -> None:
+        """Note, once, what will be missing."""
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def size(self, rows: int, requests: int, wanted: Callable[[str], bool]) -> int:
+        """Bytes of the buffers for graphs of at most so many rows and requests."""
+        return sum(
+            (requests if tap.requests else rows) * math.prod(shape) * dtype.itemsize
+            for tap in self._taps
+            for site, seen in zip(tap.sites, tap.shapes, strict=True)
+            if seen is not None and wanted(site)
+            for dtype, shape in [seen]
+        )
+
+    def allocate(self, rows: int, requests: int, device: torch.device, wanted: Callable[[str], bool]) -> None:
+        """Allocate the buffers of the sites that are wanted and whose tensors have been seen."""
+        self.most_rows = rows
+        for tap in self._taps:
+            for index, (site, seen) in enumerate(zip(tap.sites, tap.shapes, strict=True)):
+                if seen is not None and wanted(site):
+                    dtype, shape = seen
+                    count = requests if tap.requests else rows
+                    tap.buffers[index] = torch.empty((count, *shape), dtype=dtype, device=device)
+
+    def serve(self, requests: int) -> None:
+        """A graph has been replayed: record what it left of a batch of so many requests."""
+        for tap in self._taps:
+            if any(buffer is not None for buffer in tap.buffers):
+                cut = [
+                    buffer[:requests] if tap.requests and buffer is not None else buffer
+                    for buffer in tap.buffers
+                ]
+                tap.record(*cut)
+
+
+class Graphs:
+    """In-graph taps of the target and of its draft.
+
+    Args:
+        device: of the model.
+        capturing: whether a graph is being captured now.
+        wanted: whether a site is recorded; others get no buffer.
+        report: takes a sentence for the log.
+        free: how many bytes of the device are left.
+
+    Attributes:
+        bytes: of all buffers.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        capturing: Callable[[], bool],
+        wanted: Callable[[str], bool],
+        report: Callable[[str], None],
+        free: Callable[[], int],
+    ) -> None:
+        self._device, self._wanted, self._report, self._free = device, wanted, report, free
+        self.target, self.draft = Group(capturing), Group(capturing)
+        self.bytes = 0
+
+    def prepare(self, sizes: dict[str, list[int]], most_requests: int) -> None:
+        """Allocate buffers before graphs are captured.
+
+        Args:
+            sizes: by "target" and "draft" the numbers of rows of the full graphs that will be captured.
+            most_requests: most requests of a batch.
+
+        Raises:
+            RuntimeError: they do not fit into the memory that is left.
+        """
+        plans = []
+        for name, group in (("target", self.target), ("draft", self.draft)):
+            rows = max(sizes.get(name, ()), default=0)
+            if rows and not group.most_rows:
+                requests = min(rows, most_requests)
+                plans.append((name, group, rows, requests, group.size(rows, requests, self._wanted)))
+        total = sum(size for *_, size in plans)
+        if not total:
+            return
+        if total > self._free():
+            raise RuntimeError(
+                f"the taps inside full graphs need {total} bytes on the device, of which {self._free()} are "
+                "left; tap fewer --layers or --sites, or capture smaller graphs"
+            )
+        for name, group, rows, requests, size in plans:
+            group.allocate(rows, requests, self._device, self._wanted)
+            self._report(
+                f"{size} bytes on {self._device} for taps inside the full graphs of the {name}, "
+                f"of up to {rows} rows (batches {_listed(sizes[name])})"
+            )
+        self.bytes += total
+
+    @property
+    def problems(self) -> list[str]:
+        """What is missing of full graphs, in sentences."""
+        found = [*self.target.problems, *self.draft.problems]
+        return [f"{len(found)} taps inside full graphs are missing, first: {found[0]}"] if found else []
+
+    def counts(self) -> dict[str, int]:
+        """Bytes of the buffers and the rows that they were made for, as the manifest counts them."""
+        most = {"target": self.target.most_rows, "draft": self.draft.most_rows}
+        return {
+            "graph_tap_bytes": self.bytes,
+            **{f"graph_tap_rows_{name}": rows for name, rows in most.items()},
+        }
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    ordered = sorted(set(sizes))
+    if len(ordered) > 8:
+        return f"{', '.join(map(str, ordered[:4]))}, ... {ordered[-1]}"
+    return ", ".join(map(str, ordered))

@@ -1,0 +1,276 @@
+"""Rows and values reach the ring by way of a device's buffers, in order, however the device is late.
+
+The device is doubled: its memory is the host's, and a thread stands for the side stream, so that what is sent
+arrives late. That CUDA's streams do the same is shown on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from localizer.hooks.device import DeviceSink  # noqa: E402 - needs torch
+from localizer.hooks.later import Later  # noqa: E402
+from localizer.hooks.sink import Sink  # noqa: E402
+from localizer.wire import ring as rings  # noqa: E402
+from localizer.wire.ring import MESSAGE, Ring  # noqa: E402
+
+
+class DoubledTransport:
+    """Stands in for CUDA: copies in a thread, `lag` seconds late, only while the gate is open."""
+
+    def __init__(self, lag: float = 0.0) -> None:
+        self.lag, self.gate, self.held = lag, threading.Event(), 0
+        self.gate.set()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            self.gate.wait()
+            time.sleep(self.lag)
+            job()
+
+    def on_device(self, size: int) -> Any:
+        return torch.full((size,), 0xAA, dtype=torch.uint8)
+
+    def on_host(self, size: int) -> Any:
+        return torch.full((size,), 0x55, dtype=torch.uint8)
+
+    def send(self, source: Any, target: Any) -> Any:
+        done = threading.Event()
+
+        def copy() -> None:
+            target.copy_(source)
+            done.set()
+
+        self._jobs.put(copy)
+        return Arrival(done)
+
+    def hold(self, event: Any) -> None:
+        """The compute stream waits; here it is the host's own thread."""
+        self.held += 1
+        event.synchronize()
+
+
+class Arrival:
+    def __init__(self, done: threading.Event) -> None:
+        self._done = done
+
+    def synchronize(self) -> None:
+        assert self._done.wait(10)
+
+
+class Line:
+    """A device sink and the consuming end of its ring."""
+
+    def __init__(self, size: int = 1 << 12, capacity: int = 1 << 16, lag: float = 0.0) -> None:
+        fd = rings.create(capacity)
+        self.ring = Ring(fd)
+        self.transport = DoubledTransport(lag)
+        self.sink = DeviceSink(Sink(Ring(fd), os.getpid()), self.transport, size, patience=5)
+        os.close(fd)
+
+    def taken(self) -> list[Any]:
+        """Messages as objects, rows as (site, first, count, bytes), until the sink is closed."""
+        found: list[Any] = []
+        for frame in self.ring.frames(lambda: False, pause=0.001, linger=0.0):
+            body = bytes(frame.body)
+            if frame.kind == MESSAGE:
+                found.append(json.loads(body))
+                continue
+            for site, first, count, width, pace, offset in struct.iter_unpack("=6q", body[frame.args[1] :]):
+                assert pace == width
+                found.append((site, first, count, body[offset : offset + count * width]))
+        return found
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line()
+    yield line
+    line.ring.unmap()
+
+
+def raw(tensor: Any) -> bytes:
+    return bytes(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def closed(line: Line) -> list[Any]:
+    """All that was sent; the sink is closed in a thread of its own, as back-pressure may need the reader."""
+    closing = threading.Thread(target=line.sink.close)
+    closing.start()
+    found = line.taken()
+    closing.join(10)
+    return found
+
+
+def test_rows_are_those_at_the_time_of_the_call(line: Line) -> None:
+    tensor = torch.randn(5, 3, 4).transpose(1, 2)
+    expected = raw(tensor[:3])
+    line.sink.rows([0, None], [tensor, torch.zeros(9)], 3)
+    tensor.zero_()
+    layout, rows = closed(line)
+    assert layout == {"type": "layout", "site": 0, "dtype": "float32", "shape": [4, 3], "code": ""}
+    assert rows == (0, 0, 3, expected)
+
+
+def test_messages_and_rows_keep_their_order(line: Line) -> None:
+    line.sink.message(type="a")
+    line.sink.rows([1], [torch.ones(2)], 2)
+    line.sink.message(type="b")
+    line.sink.rows([1], [torch.zeros(2)], 2)
+    kinds = [item["type"] if isinstance(item, dict) else item[0] for item in closed(line)]
+    assert kinds == ["a", "layout", 1, "b", 1]
+
+
+def test_values_arrive_with_their_buffer(line: Line) -> None:
+    tokens = torch.tensor([[5, 6], [7, 8]], dtype=torch.int32)
+    later = line.sink.later(tokens, lambda rows: dict(zip("ab", rows, strict=True)))
+    tokens.zero_()
+    line.sink.message(type="end", proposed=later, plain=3)
+    assert closed(line) == [{"type": "end", "proposed": {"a": [5, 6], "b": [7, 8]}, "plain": 3}]
+
+
+def test_a_value_from_another_thread_holds_up_what_follows(line: Line) -> None:
+    sampled = Later()
+    line.sink.message(type="end", sampled=sampled)
+    line.sink.flush()
+    line.sink.message(type="next")
+    line.sink.flush()
+    time.sleep(0.05)
+    assert line.ring.progress == (0, 0, 0)
+    sampled.arrive({"a": [1]})
+    assert [item["type"] for item in closed(line)] == ["end", "next"]
+
+
+@pytest.mark.parametrize("lag", [0.0, 0.002])
+def test_more_than_the_buffers_hold(lag: float) -> None:
+    """Tensors larger than a buffer are cut between rows; buffers are used again only when they are free."""
+    line = Line(size=1 << 10, capacity=1 << 14, lag=lag)
+    tensors = [torch.arange(600, dtype=torch.int16).view(100, 6) + number for number in range(20)]
+
+    def send() -> None:
+        for number, tensor in enumerate(tensors):
+            line.sink.message(type="step", number=number)
+            line.sink.rows([0], [tensor], 100)
+            tensor.fill_(-1)
+            line.sink.flush()
+        line.sink.close()
+
+    expected = [raw(tensor) for tensor in tensors]
+    sending = threading.Thread(target=send)
+    sending.start()
+    found: list[bytes] = []
+    at = 0
+    for item in line.taken():
+        if isinstance(item, dict):
+            if item["type"] == "step":
+                assert item["number"] == len(found)
+                found.append(b"")
+                at = 0
+        else:
+            assert item[1] == at
+            at += item[2]
+            found[-1] += item[3]
+    sending.join(10)
+    assert found == expected
+    assert line.transport.held > 20
+    line.ring.unmap()
+
+
+def test_the_engine_waits_only_when_all_host_buffers_are_full() -> None:
+    line = Line(size=1 << 10)
+    line.transport.gate.clear()  # the device is stuck
+    done = []
+
+    def step() -> None:
+        line.sink._packing.message({"type": "x"})  # without hold(), which here would wait for the device
+        line.sink._packing.place(8)
+        line.sink._leaving = [None, None]
+        line.sink.flush()
+        done.append(1)
+
+    line.sink.warm()
+    engine = threading.Thread(target=lambda: [step() for _ in range(4)])
+    engine.start()
+    engine.join(5)
+    assert len(done) == 4
+    late = threading.Thread(target=step)
+    late.start()
+    late.join(0.1)
+    assert late.is_alive()
+    line.transport.gate.set()
+    late.join(5)
+    assert len(done) == 5
+    closed(line)
+    line.ring.unmap()
+
+
+def test_a_device_that_stays_stuck_ends_the_recording() -> None:
+    line = Line(size=1 << 10)
+    line.sink._patience = 0.05
+    line.sink.warm()
+    for _ in range(4):
+        line.sink._free.get()
+    line.sink.rows([0], [torch.ones(2)], 2)
+    with pytest.raises(RuntimeError, match="took nothing from the device"):
+        line.sink.flush()
+
+
+def test_a_fault_behind_the_engine_reaches_it() -> None:
+    line = Line()
+    line.ring.fail()
+    line.sink.rows([0], [torch.ones(2)], 2)
+    line.sink.flush()
+    deadline = time.monotonic() + 5
+    while line.sink._pump.error is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    line.sink.message(type="end")
+    with pytest.raises(RuntimeError, match="RingError: the writer has failed"):
+        line.sink.flush()
+    with pytest.raises(RuntimeError, match="the writer has failed"):
+        line.sink.close()
+
+
+def test_tokens_that_never_come_are_an_error(line: Line) -> None:
+    line.sink._patience = 0.02
+    line.sink.message(type="end", sampled=Later())
+    with pytest.raises(RuntimeError, match="did not come within"):
+        line.sink.close()
+    failed = Later()
+    failed.fail("vLLM failed")
+    with pytest.raises(RuntimeError, match="vLLM failed"):
+        failed.get(1)
+
+
+def test_what_cannot_be_packed_is_refused(line: Line) -> None:
+    with pytest.raises(ValueError, match="2 rows came where 3"):
+        line.sink.rows([0], [torch.ones(2)], 3)
+    with pytest.raises(ValueError, match="a row of 8192 bytes does not fit"):
+        line.sink.rows([0], [torch.ones(2, 2048)], 2)
+    with pytest.raises(ValueError, match="a value of 8000 bytes"):
+        line.sink.later(torch.zeros(1000, dtype=torch.int64))
+
+
+def test_a_layout_that_changes_is_told_again(line: Line) -> None:
+    for width in (2, 2, 3):
+        line.sink.rows([0], [torch.ones(1, width)], 1)
+    layouts = [item["shape"] for item in closed(line) if isinstance(item, dict)]
+    assert layouts == [[2], [3]]
+
+
+def test_rows_without_elements(line: Line) -> None:
+    line.sink.rows([0], [torch.ones(3, 0)], 3)
+    assert closed(line)[1:] == [(0, 0, 3, b"")]

@@ -1,0 +1,155 @@
+"""Taps inside full graphs: what is captured, what is served after a replay, what is missing and said so.
+
+There is no CUDA here: `Capturing` says when a graph is being captured, and a captured graph is doubled by the
+list of copies that it would replay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from localizer.hooks.ingraph import Graphs, Group  # noqa: E402 - needs torch
+
+CPU = torch.device("cpu")
+
+
+class Taken:
+    """Takes what a tap serves."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []
+
+    def __call__(self, *tensors: Any) -> None:
+        self.tensors.append([None if tensor is None else tensor.clone() for tensor in tensors])
+
+
+class Capturing:
+    def __init__(self) -> None:
+        self.now = False
+
+    def __call__(self) -> bool:
+        return self.now
+
+
+class Setting:
+    """Graphs with one tap on query and key of the target, and one on the logits of the draft."""
+
+    def __init__(self, free: int = 1 << 20, wanted: Any = lambda site: True) -> None:
+        self.capturing, self.log = Capturing(), []
+        self.graphs = Graphs(CPU, self.capturing, wanted, self.log.append, lambda: free)
+        self.target, self.draft = Taken(), Taken()
+        self.tap = self.graphs.target.tap(["query", "key"], self.target)
+        self.logits = self.graphs.draft.tap(["logits"], self.draft, requests=True)
+
+    def warm_up(self) -> None:
+        self.tap.see(torch.zeros(9, 2, 3), torch.zeros(9, 4, dtype=torch.bfloat16))
+        self.logits.see(torch.zeros(2, 7))
+
+    def capture(self, tap: Any, *tensors: Any) -> None:
+        self.capturing.now = True
+        tap.see(*tensors)
+        self.capturing.now = False
+
+
+def test_what_a_replay_leaves_is_served() -> None:
+    setting = Setting()
+    setting.warm_up()
+    setting.graphs.prepare({"target": [8, 4], "draft": [8]}, most_requests=3)
+    query, key = torch.randn(4, 2, 3), torch.randn(4, 4).bfloat16()
+    setting.capture(setting.tap, query, key)
+    setting.graphs.target.serve(2)
+    ((served_query, served_key),) = setting.target.tensors
+    assert torch.equal(served_query[:4], query)
+    assert torch.equal(served_key[:4], key)
+    assert served_query.shape == (8, 2, 3)  # the sink takes the real rows
+    setting.capture(setting.logits, torch.ones(3, 7))
+    setting.graphs.draft.serve(2)
+    assert [list(tensor.shape) for tensor in setting.draft.tensors[0]] == [[2, 7]]
+    assert setting.graphs.problems == []
+
+
+def test_bytes_are_stated_and_counted_before_anything_is_captured() -> None:
+    setting = Setting()
+    setting.warm_up()
+    setting.graphs.prepare({"target": [1, 2, 4, 8], "draft": [8]}, most_requests=3)
+    target, draft = 8 * (2 * 3 * 4 + 4 * 2), 3 * 7 * 4
+    assert setting.log == [
+        f"{target} bytes on cpu for taps inside the full graphs of the target, of up to 8 rows "
+        "(batches 1, 2, 4, 8)",
+        f"{draft} bytes on cpu for taps inside the full graphs of the draft, of up to 8 rows (batches 8)",
+    ]
+    assert setting.graphs.counts() == {
+        "graph_tap_bytes": target + draft, "graph_tap_rows_target": 8, "graph_tap_rows_draft": 8,
+    }  # fmt: skip
+
+
+def test_sites_that_are_not_wanted_take_no_memory() -> None:
+    setting = Setting(wanted=lambda site: site == "key")
+    setting.warm_up()
+    setting.graphs.prepare({"target": [8]}, 8)
+    assert setting.graphs.bytes == 8 * 4 * 2
+    setting.graphs.target.serve(1)
+    assert setting.target.tensors[0][0] is None
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    setting = Setting(free=100)
+    setting.warm_up()
+    with pytest.raises(RuntimeError, match="need 256 bytes on the device, of which 100 are left; tap fewer"):
+        setting.graphs.prepare({"target": [8]}, 8)
+    assert setting.tap.buffers == [None, None]
+
+
+def test_without_full_graphs_nothing_is_allocated_or_served() -> None:
+    setting = Setting()
+    setting.warm_up()
+    setting.graphs.prepare({"target": []}, 8)
+    setting.graphs.target.serve(1)
+    assert (setting.log, setting.target.tensors, setting.graphs.bytes) == ([], [], 0)
+
+
+def test_graphs_that_are_captured_for_profiling_hold_no_taps() -> None:
+    """vLLM captures some before the KV cache is sized: nothing is allocated or copied then."""
+    setting = Setting()
+    setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4).bfloat16())
+    assert setting.tap.buffers == [None, None]
+    setting.warm_up()
+    setting.graphs.prepare({"target": [8]}, 8)
+    assert setting.tap.buffers[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        (torch.ones(9, 2, 3), "query has no buffer for 9 rows"),
+        (torch.ones(4, 2, 5), "query is not what it was before the graphs were captured"),
+        (torch.ones(4, 2, 3).double(), "query is not what it was"),
+    ],
+)
+def test_what_is_missing_is_said(query: Any, problem: str) -> None:
+    setting = Setting()
+    setting.warm_up()
+    setting.graphs.prepare({"target": [8]}, 8)
+    for _ in range(2):
+        setting.capture(setting.tap, query, None)
+    (sentence,) = setting.graphs.problems
+    assert sentence.startswith("1 taps inside full graphs are missing, first: ")
+    assert problem in sentence
+
+
+def test_a_second_preparation_changes_nothing() -> None:
+    """Graphs hold the addresses of the buffers."""
+    setting = Setting()
+    setting.warm_up()
+    setting.graphs.prepare({"target": [8]}, 8)
+    before = setting.tap.buffers[0]
+    setting.graphs.prepare({"target": [16]}, 8)
+    assert setting.tap.buffers[0] is before
+
+
+def test_a_group_without_taps() -> None:
+    Group(lambda: False).serve(1)
