@@ -118,7 +118,9 @@ def _lies_before(where: Place, there: Place) -> bool:
 
 
 def _same(one: Capture, other: Capture) -> bool:
-    """Whether two are one capture, or copies of one."""
+    """Whether two are one capture, or copies of one; phases of one are not."""
+    if one.phase != other.phase:
+        return False
     if one.folder.resolve() == other.folder.resolve():
         return True
     return one.open == other.open and one.manifest == other.manifest

@@ -29,6 +29,7 @@ from localizer.hooks import (
 )
 from localizer.hooks.boundaries import boundaries, choose
 from localizer.hooks.lifeline import end_with
+from localizer.hooks.phases import ChangesWorker
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.sink import Sink
 from localizer.wire.ring import Ring
@@ -109,7 +110,7 @@ def _tell(recorder: Recorder, what: str, facts: Callable[..., T], *args: Any) ->
         return None
 
 
-class LocalizerExtension:
+class LocalizerExtension(ChangesWorker):
     """Calls that localizer's program makes in every worker."""
 
     def localizer_round(self, names: dict[str, str]) -> None:
@@ -118,6 +119,11 @@ class LocalizerExtension:
         recorder.guarded(recorder.round)(names)
         counting, undo = getattr(self, _COUNTS)
         counting.guarded(counting.follow_builders)(undo)
+
+    def localizer_in_step(self) -> bool:
+        """Whether a recorded step is under way, from scheduling to the end of sampling."""
+        recorder = _recorder(self)
+        return recorder.in_forward or recorder.recording
 
     def localizer_finish(self) -> dict[str, Any]:
         """The run is over: close the ring and return facts, counts and errors of this worker."""
