@@ -189,13 +189,13 @@ def _of_the_cache(phases: dict[str, PhaseSummary]) -> Iterator[Limit]:
 
 def _of_a_change(change: Changed, worker: int, compiled: bool) -> Iterator[Limit]:
     """Whether a change ran in a worker, everywhere, and was put back."""
-    if not change.in_steps:
-        detail = OUTSIDE if change.outside else COMPILED if compiled else NOT_CALLED
-        yield Limit(code=NEVER_RAN, detail=detail, target=change.target, worker=worker, count=change.outside)
     if change.elsewhere and not change.rebound:
         yield Limit(
             code=NEVER_RAN, detail=ELSEWHERE, target=change.target, worker=worker, places=change.elsewhere
         )
+    if not change.in_steps:
+        detail = OUTSIDE if change.outside else COMPILED if compiled else NOT_CALLED
+        yield Limit(code=NEVER_RAN, detail=detail, target=change.target, worker=worker, count=change.outside)
     if not change.restored:
         yield Limit(code=NOT_RESTORED, target=change.target, worker=worker)
 

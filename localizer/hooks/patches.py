@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from localizer.hooks.layout import CannotTap
-from localizer.hooks.places import Place, elsewhere, resolve
+from localizer.hooks.places import Place, elsewhere, resolve, wrapped
 
 ORIGINAL = "original"
 """A replacement whose first parameter has this name is given the original function there."""
@@ -49,18 +49,26 @@ class Patches:
         patches: (`module:attr`, path of a file, name of an object in it) each.
         everywhere: whether other places that hold the original are changed as well.
         in_step: says whether a recorded step is under way.
+        instances: objects that may hold what is patched as bound methods; where localizer's own taps do, the
+            replacement is put behind the tap.
 
     Raises:
         CannotTap: a target or a replacement is not there or cannot be called.
     """
 
-    def __init__(self, patches: Sequence[Sequence[str]], everywhere: bool, in_step: InStep) -> None:
+    def __init__(
+        self,
+        patches: Sequence[Sequence[str]],
+        everywhere: bool,
+        in_step: InStep,
+        instances: Sequence[Any] = (),
+    ) -> None:
         files: dict[str, ModuleType] = {}
         self._places = [resolve(target) for target, _, _ in patches]
         self._with = [_replacement(files, *patch) for patch in patches]
         self._loaded = [module.__name__ for module in files.values()]
         self._calls = [Calls(in_step) for _ in patches]
-        self._everywhere = everywhere
+        self._everywhere, self._instances = everywhere, instances
         self._others: list[list[Place]] = [[] for _ in patches]
         self._left: list[list[Place]] = [[] for _ in patches]
 
@@ -68,13 +76,14 @@ class Patches:
         """Put the replacements in place."""
         named = {(id(place.owner), place.attribute) for place in self._places}
         for number, place in enumerate(self._places):
-            found = elsewhere(place, self._loaded)
+            found = elsewhere(place, self._loaded, self._instances)
             self._others[number] = [it for it in found if (id(it.owner), it.attribute) not in named]
         for number, place in enumerate(self._places):
             counted = self._calls[number].counting(
                 _given_original(self._with[number], place.function), place.function
             )
-            self._left[number] = [place, *(self._others[number] if self._everywhere else [])]
+            others = self._others[number] if self._everywhere else []
+            self._left[number] = [place, *others, *wrapped(place, self._instances)]
             for where in self._left[number]:
                 where.bind(counted)
 

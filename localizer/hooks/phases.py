@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
+
 from localizer.hooks.builders import Builders
 from localizer.hooks.patches import InStep, Patches
 from localizer.wire.phases import (
@@ -103,4 +105,15 @@ def change(worker: Any, asked: Intervention, in_step: InStep) -> Change:
     if asked.kind == ATTENTION_BACKEND:
         return Builders(worker, in_step)
     assert asked.kind == PATCH
-    return Patches(asked.patches, asked.everywhere, in_step)
+    return Patches(asked.patches, asked.everywhere, in_step, list(_instances(worker)))
+
+
+def _instances(worker: Any) -> Iterator[Any]:
+    """The objects of a worker that may hold bound methods: runner, drafter, modules, layers and their impls."""
+    runner = worker.model_runner
+    drafter = getattr(runner, "drafter", None)
+    yield from (it for it in (worker, runner, drafter) if it is not None)
+    for model in (getattr(runner, "model", None), getattr(drafter, "model", None)):
+        yield from model.modules() if isinstance(model, torch.nn.Module) else ()
+    for layer in worker.vllm_config.compilation_config.static_forward_context.values():
+        yield from (it for it in (layer, getattr(layer, "impl", None)) if it is not None)

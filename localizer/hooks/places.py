@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import inspect
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from types import MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from localizer.hooks.layout import CannotTap
 
 _MISSING = object()
 
+OURS = "localizer.hooks."
+"""What the names of the modules begin with whose functions stand in for those of instances: the taps."""
+
 
 @dataclass(frozen=True)
 class Place:
-    """An attribute of a module, class or instance.
+    """An attribute of a module, class or instance, or the contents of a closure's cell.
 
     Attributes:
         name: `module:attr`, or a description of the instance's class and attribute.
@@ -53,6 +55,8 @@ class Place:
             setattr(self.owner, self.attribute, self.raw)
         else:
             delattr(self.owner, self.attribute)
+        if isinstance(self.owner, CellType):
+            return self.owner.cell_contents is self.raw
         return inspect.getattr_static(self.owner, self.attribute, None) is self.raw
 
 
@@ -89,13 +93,16 @@ def resolve(name: str) -> Place:
     return Place(name, owner, attribute, raw, attribute in vars(owner))
 
 
-def elsewhere(place: Place, ignored: Collection[str]) -> Iterator[Place]:
-    """Every other place that holds the function of `place`: in modules, their classes, and instances.
+def elsewhere(place: Place, ignored: Collection[str], instances: Iterable[Any]) -> Iterator[Place]:
+    """Every other place that holds the function of `place`: in modules and their classes, bound in instances.
 
-    `ignored` are names of modules that are not looked at. What others hold otherwise, as closures do, is not
-    found.
+    Args:
+        place: of the function; where a class inherits it, those above it are left out.
+        ignored: names of modules that are not looked at.
+        instances: objects whose own attributes are looked at. What others hold, as closures do, is not found.
     """
-    function, seen = place.function, set[int]()
+    function, above = place.function, getattr(place.owner, "__mro__", ()) if not place.own else ()
+    seen = {id(owner) for owner in above}
     for module_name, module in list(sys.modules.items()):
         if module_name in ignored or not isinstance(module, ModuleType):
             continue
@@ -107,15 +114,40 @@ def elsewhere(place: Place, ignored: Collection[str]) -> Iterator[Place]:
                 here = owner is place.owner and attribute == place.attribute
                 if unwrap(raw) is function and not here:
                     yield Place(f"{path}{attribute}", owner, attribute, raw)
-    for method in gc.get_referrers(function):
-        if isinstance(method, MethodType) and hasattr(method.__self__, "__dict__"):
-            owner = method.__self__
-            for attribute, raw in list(vars(owner).items()):
-                if raw is method and not isinstance(owner, (type, ModuleType)):
-                    kind = type(owner)
-                    yield Place(
-                        f"{kind.__module__}:{kind.__qualname__} instance.{attribute}", owner, attribute, raw
-                    )
+    for owner, attribute, raw in _attributes(instances):
+        if _binds(raw, place):
+            kind = type(owner)
+            yield Place(f"{kind.__module__}:{kind.__qualname__} instance.{attribute}", owner, attribute, raw)
+
+
+def wrapped(place: Place, instances: Iterable[Any]) -> Iterator[Place]:
+    """Where localizer's own taps of instances hold the function of `place`, bound: cells of closures."""
+    for _, attribute, tap in _attributes(instances):
+        while type(tap) is FunctionType and tap.__globals__.get("__name__", "").startswith(OURS):
+            for cell in tap.__closure__ or ():
+                if _binds(_contents(cell), place):
+                    yield Place(f"tap of {attribute}", cell, "cell_contents", cell.cell_contents)
+            tap = getattr(tap, "__wrapped__", None)
+
+
+def _binds(raw: Any, place: Place) -> bool:
+    """Whether something is the function of a place, bound to an instance that would find it there."""
+    if type(raw) is not MethodType or raw.__func__ is not place.function:
+        return False
+    return not isinstance(place.owner, type) or isinstance(raw.__self__, place.owner)
+
+
+def _attributes(instances: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
+    """Owner, name and value of the attributes that instances have of their own; each instance once."""
+    for owner in {id(it): it for it in instances if hasattr(it, "__dict__")}.values():
+        yield from ((owner, attribute, raw) for attribute, raw in list(vars(owner).items()))
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
 
 
 def _owners(module: ModuleType, name: str) -> Iterator[tuple[Any, str]]:

@@ -45,7 +45,8 @@ _WHY = {
     ),
     codes.ELSEWHERE: _elsewhere,
     codes.NOT_EMPTY: lambda it: (
-        f"the first requests of phase {clean(it.target)} took tokens from the prefix cache, which was to be empty"
+        f"the first requests of phase {clean(it.target)} took tokens from the prefix cache, "
+        "which was to be empty"
     ),
     codes.NOT_WARM: lambda it: (
         f"no request of the first round of phase {clean(it.target)} took tokens from the prefix cache; give "
@@ -56,7 +57,8 @@ _WHY = {
 _SENTENCES = {
     codes.NEVER_RAN: _never_ran,
     codes.NOT_RESTORED: lambda it: (
-        f"{clean(it.target)} was not put back before phase A2{_where(it)}: something else replaced it meanwhile"
+        f"{clean(it.target)} was not put back before phase A2{_where(it)}: "
+        "something else replaced it meanwhile"
     ),
     codes.NOT_RESET: lambda it: (
         f"the prefix cache was not reset before phase {clean(it.target)}: vLLM refused it "
