@@ -109,7 +109,7 @@ def change(worker: Any, asked: Intervention, in_step: InStep) -> Change:
 
 
 def _instances(worker: Any) -> Iterator[Any]:
-    """The objects of a worker that may hold bound methods: runner, drafter, modules, layers and their impls."""
+    """The objects of a worker that may hold bound methods: runners, modules, layers, their impls."""
     runner = worker.model_runner
     drafter = getattr(runner, "drafter", None)
     yield from (it for it in (worker, runner, drafter) if it is not None)
