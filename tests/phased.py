@@ -11,12 +11,14 @@ from builders import Plan, attention, bump, write
 
 from localizer.store.interventions import Changed, Course, Intervention, Patch, PhaseFacts
 from localizer.store.reader import Capture
-from localizer.wire.phases import ATTENTION_BACKEND, PATCH, PREFIX_CACHE, phase_names
+from localizer.store.schema import Weights
+from localizer.wire.phases import ATTENTION_BACKEND, CHANGED, PATCH, PREFIX_CACHE, phase_names
 
 TARGET = "vllm.model_executor.models.llama:LlamaMLP.forward"
-BASE = Plan(name="swap", matrix=(1, 2), repeats=1)
+BASE = Plan(name="swap", matrix=(1, 2), repeats=1, model_files={"model.safetensors": "cd34"})
 """One phase: the rounds 0 and 1, 3 requests."""
 
+WEIGHTS = Weights(algorithm="blake2b", digest="ab", tensors={"lm_head.weight": "ab"})
 QUERY = attention(1, "query")
 RAN = Changed(target=TARGET, in_steps=24, outside=1, restored=True)
 FILE = Patch(target=TARGET, path="/work/change.py", name="scaled", xxh3_128="ab12")
@@ -31,13 +33,19 @@ def phased(kind: str = PATCH, *changes: Changed, reset: bool | None = True, **pl
         patches=[FILE] if kind == PATCH else [],
         everywhere=any(change.rebound for change in changes),
     )
-    facts = [PhaseFacts(name=name, reset=reset, tries=1 if reset else 20) for name in asked.phases]
+    resets = [CHANGED] if kind == PREFIX_CACHE else asked.phases
+    facts = [
+        PhaseFacts(name=name, reset=reset, tries=1 if reset else 20)
+        if name in resets
+        else PhaseFacts(name=name, reset=None, tries=0)
+        for name in asked.phases
+    ]
     course = Course(phases=facts, workers=[list(changes)] if changes else [])
     return replace(
         BASE,
         repeats=len(asked.phases) * BASE.repeats,
         intervention=asked,
-        **{"manifested": {"intervention": course}, **plan},
+        **{"manifested": {"intervention": course, "weights": WEIGHTS}, **plan},
     )
 
 

@@ -8,16 +8,17 @@ from typing import Any, TextIO
 
 import msgspec
 
+from localizer.diff.attribution import ALSO_IN_CONTROL
 from localizer.diff.intervention import STOPPING, Intervened, PhaseSummary
 from localizer.diff.result import DIVERGED, IDENTICAL
+from localizer.report import controls, text, wording
 from localizer.report import json as as_json
-from localizer.report import text, wording
+from localizer.report import scope as scope_of
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.limits import sentence
 from localizer.report.safe import clean
 from localizer.report.scope import Scope
-from localizer.report.scope import scope as scope_of
 from localizer.store.interventions import Changed
 from localizer.wire.phases import AFTER, ATTENTION_BACKEND, BEFORE, CHANGED, PATCH, PREFIX_CACHE, WARM_UP
 
@@ -87,15 +88,14 @@ def document(answer: Intervened) -> Iterator[Block]:
 
 def scope(answer: Intervened) -> Scope:
     """What the answer establishes and what not: that of B against A1, and what the phases add."""
-    of_diff = scope_of(answer.changed)
-    establishes, leaves = list(of_diff.establishes), [_LATER[answer.kind]]
-    if answer.restored.verdict == IDENTICAL:
-        establishes.append("A2 equals A1 wherever both were compared: the process came back.")
+    establishes, leaves = scope_of.establishes(answer.changed), [_LATER[answer.kind]]
     calls = [change for worker in answer.workers for change in worker]
     if calls and all(change.in_steps and change.restored for change in calls):
-        establishes.append(
-            "What was changed ran in B's steps, and the original was in place again before A2."
-        )
+        establishes.append("What was changed ran in B's steps, and the original was in place before A2.")
+    if answer.restored.verdict == IDENTICAL:
+        establishes.append("A2 equals A1 wherever both were compared.")
+    elif answer.changed.attribution == ALSO_IN_CONTROL:
+        establishes.append("A2 differs from A1 there too, or upstream of it: noise, or what B left behind.")
     if answer.kind == PATCH:
         if answer.compiled is not False:
             leaves.append(
@@ -105,13 +105,17 @@ def scope(answer: Intervened) -> Scope:
             "That the original was called nowhere in B: closures and registered operators may hold it unseen."
         )
     leaves.append("What other processes do: all phases ran in one.")
-    return Scope(establishes=establishes, does_not_establish=[*leaves, *of_diff.does_not_establish])
+    leaves += controls.open_questions(answer.changed)
+    return Scope(
+        establishes=establishes, does_not_establish=[*leaves, *scope_of.does_not_establish(answer.changed)]
+    )
 
 
 def _comes_back(answer: Intervened) -> str:
     """Whether A2 equals A1."""
     if answer.restored.verdict == IDENTICAL:
-        return "A2 equals A1: the process came back to what it did before the change."
+        stopped = any(limit.code in STOPPING for limit in answer.reasons)
+        return f"A2 equals A1{'' if stopped else ': the process came back to what it did before the change'}."
     if answer.restored.verdict == DIVERGED:
         return (
             f"A2 DIFFERS from A1 ({wording.headline(answer.restored)}): the process does not come back; "
