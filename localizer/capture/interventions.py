@@ -83,7 +83,7 @@ def parse_patch(text: str) -> Patch:
     return Patch(target=target, path=str(file), name=name, xxh3_128=digest)
 
 
-def asked(wanted: Intervention) -> dict[str, Any]:
+def told(wanted: Intervention) -> dict[str, Any]:
     """The intervention as the source is told it."""
     return asdict(
         phases.Intervention(

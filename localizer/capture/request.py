@@ -14,7 +14,7 @@ from typing import Any
 
 import localizer
 from localizer.capture import unsupported
-from localizer.capture.interventions import CHANGES, asked
+from localizer.capture.interventions import CHANGES, told
 from localizer.errors import LocalizerError
 from localizer.sources import interpreter, overlay
 from localizer.sources.laid import lay_over
@@ -280,8 +280,8 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         ),
         intervention=request.intervention,
     )
-    told = None if request.intervention is None else asked(request.intervention)
-    return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20, told)
+    changes = None if request.intervention is None else told(request.intervention)
+    return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20, changes)
 
 
 def check_probes(request: CaptureRequest) -> None:
