@@ -60,7 +60,7 @@ from localizer.store.schema import VERIFY_REJECTED, Identity
 CONDITIONS = {
     ANOTHER_SOURCE: ("source.", "overlay.", "identity.native", "identity.python", "identity.checkout"),
     ANOTHER_WORKLOAD: ("workload.max_tokens", "sampling."),
-    OTHER_SETTINGS: ("engine.", "environment.", "draft.", "loaded weights"),
+    OTHER_SETTINGS: ("engine.", "environment.", "draft.", "intervention.", "loaded weights"),
     OTHER_MACHINE: ("host.", "identity.processor", "identity.gpus"),
 }
 """Beginnings of the names of settings that a control must share with the parent, and what it is if not."""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from altered import edit
 from builders import Plan, attention, bump, write
-from phased import BASE, QUERY, phased
+from phased import BASE, QUERY, RAN, phased
 
 from localizer.errors import DamagedCapture, LocalizerError
 from localizer.store import phases as module
@@ -125,6 +126,27 @@ def test_phases_must_make_up_the_passes(tmp_path: Path) -> None:
     plan = phased()
     with pytest.raises(ValueError, match="its phases do not make up its passes"):
         write(tmp_path, replace(plan, repeats=4))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("repeats", 2), ("repeats", 0), ("phases", ["A1", "B", "B"]), ("phases", ["A1", "B", "\x1b"]),
+        ("phases", []), ("kind", "magic"), ("patches", [{"target": 1}]),
+    ],
+)  # fmt: skip
+def test_documents_that_contradict_themselves_are_damaged(tmp_path: Path, field: str, value: object) -> None:
+    folder = write(tmp_path, phased())
+    edit(folder, "open.json", lambda content: content["intervention"].update({field: value}))
+    with pytest.raises(DamagedCapture, match=r"open\.json is damaged"):
+        Capture(folder)
+
+
+def test_calls_are_counts(tmp_path: Path) -> None:
+    folder = write(tmp_path, phased("patch", RAN))
+    edit(folder, "manifest.json", lambda it: it["intervention"]["workers"][0][0].update(in_steps=-1))
+    with pytest.raises(DamagedCapture, match=r"manifest\.json is damaged"):
+        Capture(folder)
 
 
 def test_an_older_capture_has_no_intervention(alone: Capture) -> None:
