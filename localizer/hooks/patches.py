@@ -70,10 +70,11 @@ class Patches:
         self._calls = [Calls(in_step) for _ in patches]
         self._everywhere, self._instances = everywhere, instances
         self._others: list[list[Place]] = [[] for _ in patches]
-        self._left: list[list[Place]] = [[] for _ in patches]
+        self._bound: list[list[Place]] = [[] for _ in patches]
 
     def apply(self) -> None:
-        """Put the replacements in place."""
+        """Put the replacements in place of what is there now."""
+        self._places = [resolve(place.name) for place in self._places]
         named = {(id(place.owner), place.attribute) for place in self._places}
         for number, place in enumerate(self._places):
             found = elsewhere(place, self._loaded, self._instances)
@@ -83,8 +84,8 @@ class Patches:
                 _given_original(self._with[number], place.function), place.function
             )
             others = self._others[number] if self._everywhere else []
-            self._left[number] = [place, *others, *wrapped(place, self._instances)]
-            for where in self._left[number]:
+            self._bound[number] = [place, *others, *wrapped(place, self._instances)]
+            for where in self._bound[number]:
                 where.bind(counted)
 
     def restore(self) -> list[dict[str, Any]]:
@@ -96,10 +97,10 @@ class Patches:
                 "outside": calls.outside,
                 "elsewhere": _numbered(others),
                 "rebound": self._everywhere,
-                "restored": all([where.restore() for where in left]),
+                "restored": all([where.restore() for where in bound]),
             }
-            for place, calls, others, left in zip(
-                self._places, self._calls, self._others, self._left, strict=True
+            for place, calls, others, bound in zip(
+                self._places, self._calls, self._others, self._bound, strict=True
             )
         ]
 
