@@ -18,6 +18,7 @@ from rounds import record
 from toy import VOCABULARY, Change, attention, bump, put, toy_row, toy_token
 
 from localizer.store import schema, tensors
+from localizer.store.interventions import Intervention
 from localizer.store.schema import (
     Coverage,
     Manifest,
@@ -78,6 +79,8 @@ class Plan:
         method: "eagle3" has auxiliary hidden states, "eagle" and "draft_model" have none; "ngram" no draft.
         traced: with a schedule trace.
         manifested: further fields of the manifest.
+        intervention: what open.json says of phases; `repeats` are then the passes of all of them.
+        cached: prompt tokens taken from the prefix cache, by request, as vLLM returned it.
         proposals: tokens proposed after (request, base position) where they are not the toy draft's.
     """
 
@@ -113,6 +116,8 @@ class Plan:
     vllm: str = "0.32.0"
     traced: bool = False
     manifested: Mapping[str, Any] = field(default_factory=dict)
+    intervention: Intervention | None = None
+    cached: Mapping[str, int] = field(default_factory=dict)
     layouts: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
@@ -257,6 +262,7 @@ def _open(plan: Plan) -> Open:
         ),
         environment=dict(plan.environment),
         observer=Observer(taps=not plan.only_tokens, layers=plan.observed, payload="all", changes=[]),
+        intervention=plan.intervention,
     )
 
 
@@ -270,7 +276,7 @@ def _manifest(
             external=str(number),
             tokens=plan.tokens(name),
             finish="abort" if name in plan.unfinished else "length",
-            cached_tokens=0,
+            cached_tokens=plan.cached.get(name, 0),
         )
         for number, name in enumerate(plan.requests)
     ]

@@ -12,6 +12,7 @@ import msgspec
 from localizer.capture import facts
 from localizer.capture.request import masked
 from localizer.store import schema, tensors, wait
+from localizer.store.interventions import Course
 from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
 from localizer.store.selfcheck import mistraced, unaccounted, unfinished
@@ -23,6 +24,7 @@ class Heard:
     """What was heard from the children so far.
 
     Only `outputs` grow with the run: up to what a manifest holds, which is checked before anything starts.
+    `phase` is the phase of an intervention that began last.
     """
 
     outputs: list[Output] = field(default_factory=list)
@@ -31,6 +33,7 @@ class Heard:
     engine: dict[str, Any] = field(default_factory=dict)
     done: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+    phase: str = ""
     written: dict[str, Any] | None = None
     left_processes: int = 0
     left_shared_memory: dict[str, str] = field(default_factory=dict)
@@ -107,6 +110,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         weights=facts.weights(workers),
         compiled=facts.compiled(workers),
         identity=facts.identities(capture.open, done),
+        intervention=msgspec.convert(done.get("intervention"), Course | None),
     )
     tensors.replace(folder / schema.MANIFEST, schema.encode(manifest))
 

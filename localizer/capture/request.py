@@ -14,10 +14,12 @@ from typing import Any
 
 import localizer
 from localizer.capture import unsupported
+from localizer.capture.interventions import CHANGES, told
 from localizer.errors import LocalizerError
 from localizer.sources import interpreter, overlay
 from localizer.sources.laid import lay_over
 from localizer.store import names, schema, selection
+from localizer.store.interventions import Intervention
 from localizer.store.schema import Open
 from localizer.wire.probe import Probe
 from localizer.wire.spec import BOUNDARY, MODULE, parse_indices
@@ -85,6 +87,8 @@ class CaptureRequest:
 
     Attributes:
         compile_cache: a place for the compiled code of this run; None for vLLM's usual ones.
+        repeats: passes over the matrix; with an intervention, of one phase.
+        intervention: what is to be changed between phases; None for one phase.
         unchanged: whether an overlay may change nothing, as a commit that is bisected may.
     """
 
@@ -117,6 +121,7 @@ class CaptureRequest:
     compile_cache: Path | None = None
     unchanged: bool = False
     probes: Sequence[str] = ()
+    intervention: Intervention | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ class Prepared:
         environment: variables that the source runs with, but for what localizer adds to PYTHONPATH.
         engine: engine arguments, secrets included.
         buffer: capacity of the ring, in bytes.
+        intervention: as the source is told it, see `localizer.wire.spec.RunSpec`.
     """
 
     opening: Open
@@ -138,6 +144,7 @@ class Prepared:
     environment: dict[str, str]
     engine: dict[str, Any]
     buffer: int
+    intervention: dict[str, Any] | None = None
 
 
 def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +188,8 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         LocalizerError: the request is unusable; nothing was started.
     """
     names.check_name(request.name)
-    matrix = plan.parse_matrix(request.matrix, request.repeats)
+    repeats = request.repeats * (1 if request.intervention is None else len(request.intervention.phases))
+    matrix = plan.parse_matrix(request.matrix, repeats)
     if min(request.repeats, request.prompt_tokens, request.max_tokens) < 1:
         raise LocalizerError("Repeats, prompt tokens and new tokens must be at least 1; check the numbers.")
     try:
@@ -193,9 +201,9 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             "Modules can be tapped only without compilation; add --engine enforce_eager=true, or leave out "
             "--level module to capture what runs compiled at its host boundary."
         )
-    requests = {name for names in schema.rounds(matrix, request.repeats) for name in names}
+    requests = [name for names in schema.rounds(matrix, repeats) for name in names]
     try:
-        selection.parse(request.rows, request.transactions, requests)
+        selection.parse(request.rows, request.transactions, set(requests[: sum(matrix) * request.repeats]))
     except ValueError as error:
         raise LocalizerError(f"The selection cannot be used: {error}.") from None
     if "worker_extension_cls" in request.engine and request.taps:
@@ -252,7 +260,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             if draft is None
             else schema.Model(name=draft.name, path=draft.path, files=draft.files),
             matrix=matrix,
-            repeats=request.repeats,
+            repeats=repeats,
             prompt_tokens=request.prompt_tokens,
             max_tokens=request.max_tokens,
             seed=request.seed,
@@ -274,8 +282,10 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             kv_contents=request.kv_contents and request.taps,
             probes=tuple(request.probes),
         ),
+        intervention=request.intervention,
     )
-    return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20)
+    changes = None if request.intervention is None else told(request.intervention)
+    return Prepared(opening, python.executable, laid, environment, engine, request.buffer << 20, changes)
 
 
 def check_probes(request: CaptureRequest) -> None:
@@ -356,6 +366,7 @@ def observer_changes(request: CaptureRequest) -> list[str]:
                 f"worker: {Probe.parse(text).target} is wrapped and its calls are counted"
                 for text in request.probes
             ),
+            *([] if request.intervention is None else [CHANGES[request.intervention.kind]]),
             f"memory: a shared ring of at most {request.buffer} MiB, and a writer process",
         ]
     return changes

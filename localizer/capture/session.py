@@ -174,6 +174,7 @@ class _Session:
             kv_contents=self._opening.observer.kv_contents,
             probes=list(self._opening.observer.probes),
             taps=self._taps,
+            intervention=self._prepared.intervention,
             ring=f"/proc/{os.getpid()}/fd/{ring_fd}",
             writer_pid=self._writer.pid if self._writer else 0,
             parent_pid=os.getpid(),
@@ -231,6 +232,9 @@ class _Session:
                 self._look()
                 self._heard.versions, self._heard.engine = content["versions"], content["engine"]
                 self._progress.phase("generating")
+            case "phase":
+                self._heard.phase = content["name"]
+                self._progress.phase(f"phase {content['name']}")
             case "round":
                 self._heard.rounds += 1
                 self._heard.outputs += [msgspec.convert(output, Output) for output in content["outputs"]]
@@ -262,7 +266,10 @@ class _Session:
         if is_refusal(log, self._heard.error):
             return CaptureFailed(f"The source cannot be observed: {cause}. Its whole output is in {log}.")
         lines = "\n".join(f"  | {line}" for line in last_lines(log))
-        return CaptureFailed(f"{lines}\nThe source ended early: {cause}. Its whole output is in {log}.")
+        phase = f" in phase {self._heard.phase}" if self._heard.phase else ""
+        return CaptureFailed(
+            f"{lines}\nThe source ended early{phase}: {cause}. Its whole output is in {log}."
+        )
 
     def _writer_failed(self) -> CaptureFailed:
         written = self._heard.written or {"what": "", "reason": "it was killed"}

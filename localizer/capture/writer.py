@@ -23,6 +23,7 @@ import numpy as np
 
 from localizer.errors import LocalizerError
 from localizer.store import selection
+from localizer.store.phases import phase_of
 from localizer.store.reader import Capture
 from localizer.store.schema import JOURNAL, Site
 from localizer.store.trace import TraceWriter
@@ -83,8 +84,10 @@ class Stream:
         self.untapped: dict[str, str] = {}
         self.code: dict[str, str] = {}
         self._names: list[str] = []
-        chosen = selection.parse(observer.rows, observer.transactions, set(capture.requests))
-        self.rank = RankWriter(folder, rank, capture.requests, prompts, chosen)
+        phases = phase_of(capture.open)
+        names = {name for _, name in phases.values()} or set(capture.requests)
+        chosen = selection.parse(observer.rows, observer.transactions, names)
+        self.rank = RankWriter(folder, rank, capture.requests, prompts, chosen, phases)
         self.trace = TraceWriter(folder, rank, capture.requests)
 
     def message(self, content: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -97,7 +98,13 @@ class Count(click.IntRange):
     metavar="KEY=VALUE",
     help="Key of vLLM's speculative_config, e.g. method=ngram; JSON values are accepted.",
 )
-@click.option("--env", multiple=True, metavar="KEY=VALUE", help="Environment variable of the source.")
+@click.option(
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Environment variable of the source.",
+)
 @click.option(
     "--weight-digests/--no-weight-digests",
     "weights",
@@ -123,76 +130,33 @@ class Count(click.IntRange):
     help="MiB of shared memory between vLLM and the writer; where it is full, vLLM waits.",
 )
 @captures_root
-def command(
-    name: str,
-    model: str,
-    python: str,
-    overlay: Path | None,
-    git: str,
-    matrix: str,
-    repeats: int,
-    prompt_tokens: int,
-    max_tokens: int,
-    logprobs: int | None,
-    seed: int,
-    layers: str,
-    level: str,
-    payload: str,
-    sites: tuple[str, ...],
-    rows: tuple[str, ...],
-    transactions: str,
-    engine: tuple[str, ...],
-    speculative_model: str,
-    speculative: tuple[str, ...],
-    env: tuple[str, ...],
-    weights: bool,
-    kv_contents: bool,
-    probes: tuple[str, ...],
-    taps: bool,
-    buffer: int,
-    root: Path,
-) -> int:
+def command(name: str, root: Path, **options: Any) -> int:
     """Run a workload on a vLLM and record what it computes.
 
     The capture goes under the next number of NAME: captures/NAME/0001, 0002, ... Nothing is overwritten.
     Exit codes: 0 complete, 2 failed, 3 incomplete, 130 stopped by Ctrl-C.
     """
-    progress = ConsoleProgress(name)
-    try:
-        folder = capture(
-            CaptureRequest(
-                name=name,
-                root=root,
-                model=model,
-                python=python,
-                overlay=overlay,
-                git=git,
-                matrix=matrix,
-                repeats=repeats,
-                prompt_tokens=prompt_tokens,
-                max_tokens=max_tokens,
-                logprobs=logprobs,
-                seed=seed,
-                layers=layers,
-                level=level,
-                payload=payload,
-                sites=sites,
-                rows=rows,
-                transactions=transactions,
-                engine=parse_pairs(engine, "--engine", values=True),
-                speculative_model=speculative_model,
-                speculative=parse_pairs(speculative, "--speculative", values=True),
-                environment=parse_pairs(env, "--env", values=False),
-                weights=weights,
-                kv_contents=kv_contents,
-                probes=probes,
-                taps=taps,
-                buffer=buffer,
-            ),
-            progress,
-        )
-    finally:
-        progress.close()
-    taken = Capture(folder)
+    taken = taking(requested(name, root, **options))
     click.echo(made(taken))
     return 0 if taken.complete else 3
+
+
+def requested(name: str, root: Path, **options: Any) -> CaptureRequest:
+    """The request that options describe, named as the fields of `CaptureRequest`.
+
+    Raises:
+        LocalizerError: a pair is no KEY=VALUE.
+    """
+    pairs = {"engine": "--engine", "speculative": "--speculative", "environment": "--env"}
+    for field, option in pairs.items():
+        options[field] = parse_pairs(options[field], option, values=field != "environment")
+    return CaptureRequest(name=name, root=root, **options)
+
+
+def taking(request: CaptureRequest) -> Capture:
+    """Make a capture while its progress is shown."""
+    progress = ConsoleProgress(request.name)
+    try:
+        return Capture(capture(request, progress))
+    finally:
+        progress.close()

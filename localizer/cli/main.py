@@ -18,6 +18,7 @@ COMMANDS = {
     "diff": "Compare two captures and name the first place that differs.",
     "init": "Write a commented localize.toml, to be edited and run.",
     "run": "Run candidate and parent, with controls and a witness pass, and name the first difference.",
+    "intervene": "Change one thing in a running vLLM and put it back: what did that change?",
     "show": "Show what a capture holds.",
     "list": "List the captures.",
     "verify": "Check that a capture is what its records say.",

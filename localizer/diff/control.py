@@ -60,7 +60,7 @@ from localizer.store.schema import VERIFY_REJECTED, Identity
 CONDITIONS = {
     ANOTHER_SOURCE: ("source.", "overlay.", "identity.native", "identity.python", "identity.checkout"),
     ANOTHER_WORKLOAD: ("workload.max_tokens", "sampling."),
-    OTHER_SETTINGS: ("engine.", "environment.", "draft.", "loaded weights"),
+    OTHER_SETTINGS: ("engine.", "environment.", "draft.", "intervention.", "loaded weights"),
     OTHER_MACHINE: ("host.", "identity.processor", "identity.gpus"),
 }
 """Beginnings of the names of settings that a control must share with the parent, and what it is if not."""
@@ -118,7 +118,9 @@ def _lies_before(where: Place, there: Place) -> bool:
 
 
 def _same(one: Capture, other: Capture) -> bool:
-    """Whether two are one capture, or copies of one."""
+    """Whether two are one capture, or copies of one; phases of one are not."""
+    if one.phase != other.phase:
+        return False
     if one.folder.resolve() == other.folder.resolve():
         return True
     return one.open == other.open and one.manifest == other.manifest

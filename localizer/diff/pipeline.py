@@ -141,7 +141,7 @@ def _diff(
         controls=controlled,
         reasons=reasons,
         workloads_equal=workloads_equal(candidate, parent),
-        captures=Both(candidate=_facts(candidate), parent=_facts(parent)),
+        captures=Both(candidate=facts_of(candidate), parent=facts_of(parent)),
         tokens=parity.tokens,
         speculation=speculated,
         tolerances=list(tolerances),
@@ -219,7 +219,8 @@ def _layers(capture: Capture) -> str:
     return capture.open.observer.layers if capture.open.observer.taps else "none"
 
 
-def _facts(capture: Capture) -> CaptureFacts:
+def facts_of(capture: Capture) -> CaptureFacts:
+    """Which capture was read."""
     return CaptureFacts(
         label=capture.label,
         path=os.fsencode(capture.folder).decode(errors="backslashreplace"),

@@ -75,6 +75,7 @@ def settings(capture: Capture) -> dict[str, Any]:
         "environment": facts.environment,
         "host": facts.host,
         "observer": msgspec.to_builtins(facts.observer),
+        "intervention": {} if facts.intervention is None else msgspec.to_builtins(facts.intervention),
         "localizer": facts.localizer,
     }
     if capture.manifest is not None:

@@ -34,6 +34,7 @@ from localizer.hooks.boundaries import boundaries, choose
 from localizer.hooks.device import CudaTransport, DeviceSink
 from localizer.hooks.ingraph import Graphs
 from localizer.hooks.lifeline import end_with
+from localizer.hooks.phases import ChangesWorker
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.runner_v1 import raw_model
 from localizer.hooks.sink import Channel, Sink
@@ -137,7 +138,7 @@ def _tell(recorder: Recorder, what: str, facts: Callable[..., T], *args: Any) ->
         return None
 
 
-class LocalizerExtension:
+class LocalizerExtension(ChangesWorker):
     """Calls that localizer's program makes in every worker."""
 
     def localizer_round(self, names: dict[str, str]) -> None:
@@ -146,6 +147,11 @@ class LocalizerExtension:
         recorder.guarded(recorder.round)(names)
         counting, undo = getattr(self, _COUNTS)
         counting.guarded(counting.follow_builders)(undo)
+
+    def localizer_in_step(self) -> bool:
+        """Whether a recorded step is under way, from scheduling to the end of sampling."""
+        recorder = _recorder(self)
+        return recorder.in_forward or recorder.recording
 
     def localizer_finish(self) -> dict[str, Any]:
         """The run is over: close the ring and return facts, counts and errors of this worker."""

@@ -51,7 +51,7 @@ def run(spec: RunSpec, report: Reporter) -> None:
     report("importing")
     from vllm import LLM, SamplingParams
 
-    from localizer.hooks import layout
+    from localizer.hooks import layout, phases
 
     layout.check_admission(LLM)
     imported = time.monotonic()
@@ -66,7 +66,8 @@ def run(spec: RunSpec, report: Reporter) -> None:
     watch_children(report)
     report("ready", versions=facts.versions(), engine=facts.config_facts(llm.llm_engine.vllm_config))
     sampling = SamplingParams(**spec.sampling)
-    for number, names in enumerate(spec.rounds):
+    course = None if spec.intervention is None else phases.Phases(llm, spec, report)
+    for number, names in enumerate(spec.rounds) if course is None else course.rounds():
         outputs = run_round(llm, spec, names, sampling)
         report("round", round=number, outputs=outputs)
     generated = time.monotonic()
@@ -84,6 +85,7 @@ def run(spec: RunSpec, report: Reporter) -> None:
         **facts.resources(),
         children=children_resources(facts.resources),
         durations=durations,
+        intervention=None if course is None else course.facts,
     )
     report.close()
     shutdown = getattr(llm.llm_engine.engine_core, "shutdown", None)

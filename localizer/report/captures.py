@@ -11,7 +11,7 @@ from localizer.report.probes import probed
 from localizer.report.safe import clean
 from localizer.store import names, runs
 from localizer.store.reader import Capture
-from localizer.store.schema import Manifest, Workload
+from localizer.store.schema import Manifest, Open, Workload
 from localizer.store.verify import DAMAGED, SOUND, Verification
 from localizer.wire.versions import seen_on
 
@@ -105,6 +105,7 @@ def details(capture: Capture) -> str:
         f"  model         {clean(work.model.name)}",
         f"  workload      matrix {_matrix(work)} x {work.repeats}, "
         f"{work.prompt_tokens} prompt tokens, {work.max_tokens} new tokens, seed {work.seed}",
+        *(f"  {line}" for line in _phases(opening)),
         f"  engine        {clean(_pairs(work.engine)) or 'as vLLM sets it'}",
         f"  environment   {clean(_pairs(opening.environment)) or 'nothing recorded'}",
         "  observer      "
@@ -147,6 +148,24 @@ def details(capture: Capture) -> str:
         seconds = {key: round(value, 1) for key, value in manifest.durations.items()}
         lines.append(f"  seconds       {clean(_pairs(seconds))}")
     return "\n".join(lines)
+
+
+def _phases(opening: Open) -> list[str]:
+    """The phases of an intervention and what was to be changed; nothing where there are none."""
+    done = opening.intervention
+    if done is None:
+        return []
+    each = len(opening.workload.matrix) * done.repeats
+    spans = [
+        f"{clean(name)} rounds {number * each:02}-{number * each + each - 1:02}"
+        for number, name in enumerate(done.phases)
+    ]
+    patches = [
+        f"patch         {clean(patch.target)} = {clean(patch.name)} of {clean(patch.path)} "
+        f"(xxh3-128 {clean(patch.xxh3_128)})"
+        for patch in done.patches
+    ]
+    return [f"phases        {', '.join(spans)} ({clean(done.kind)})", *patches]
 
 
 def history(root: Path) -> str:

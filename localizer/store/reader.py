@@ -41,6 +41,8 @@ class _Facts(msgspec.Struct, frozen=True):
 class Capture:
     """A capture on disk, complete or not.
 
+    `phase` is the name of the phase of which it is a view (`localizer.store.phases`); empty for the whole.
+
     Args:
         folder: the numbered folder, e.g. `captures/candidate/0001`.
 
@@ -48,6 +50,8 @@ class Capture:
         NotACapture: there is no open.json.
         DamagedCapture: a document is malformed, or two of them contradict each other.
     """
+
+    phase = ""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

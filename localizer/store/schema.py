@@ -12,7 +12,20 @@ import numpy as np
 from localizer.errors import DamagedCapture, LocalizerError
 from localizer.store import strict
 from localizer.store.dtypes import NUMPY
+from localizer.store.interventions import Course, Intervention
 from localizer.store.tensors import is_shape
+from localizer.store.types import (
+    LEAST,
+    MAX_ITEMS,
+    Count,
+    Few,
+    Integer,
+    IntegerTable,
+    Positive,
+    Texts,
+    TextTable,
+    TokenId,
+)
 
 FORMAT = "localizer-capture"
 SCHEMA = 1
@@ -60,9 +73,6 @@ MAX_REQUESTS = 100_000
 MAX_DOCUMENT = 32 << 20
 """Longest JSON document, in bytes: taken apart it needs some 25 times as much memory."""
 
-MAX_ITEMS = 100_000
-"""Most items of a list or table in a document, where nothing else limits them."""
-
 MAX_DEPTH, MAX_FLAT = 20, 16 << 20
 """Of a table of settings: how deep it is nested; how long its dotted names are together, in characters."""
 
@@ -71,17 +81,6 @@ MAX_POSITION = (1 << 24) - 1
 
 MAX_NAME = 500
 """Longest name of a site."""
-
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
-
-Integer = Annotated[int, msgspec.Meta(ge=_LEAST, le=_MOST)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
-TokenId = Count
-Few = msgspec.Meta(max_length=MAX_ITEMS)
-Texts = Annotated[list[str], Few]
-TextTable = Annotated[dict[str, str], Few]
-IntegerTable = Annotated[dict[str, Integer], Few]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +223,10 @@ class Observer(Record, frozen=True, kw_only=True):
 
 
 class Open(Record, frozen=True, kw_only=True):
-    """open.json: everything that is known before the engine starts."""
+    """open.json: everything that is known before the engine starts.
+
+    `intervention` is None unless the workload is done in phases, which `workload.repeats` then counts in.
+    """
 
     format: str
     schema: Integer
@@ -237,6 +239,12 @@ class Open(Record, frozen=True, kw_only=True):
     workload: Workload
     environment: TextTable
     observer: Observer
+    intervention: Intervention | None = None
+
+    def __post_init__(self) -> None:
+        done = self.intervention
+        if done is not None and len(done.phases) * done.repeats != self.workload.repeats:
+            raise ValueError("its phases do not make up its passes")
 
 
 LogProbability = float | Literal["-inf", "inf", "nan"]
@@ -379,6 +387,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         config: the whole resolved configuration, by section.
         kv_contents: by tapped layer which layout of its KV cache was read, or why none was.
         probes: calls of the functions that the person named, in the order of `Observer.probes`.
+        intervention: how the phases went; None where there are none.
     """
 
     format: str
@@ -403,6 +412,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     kv_contents: TextTable = {}
     left_shared_memory: TextTable = {}
     probes: Annotated[list[Probe], Few] = []
+    intervention: Course | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.engine)
@@ -434,7 +444,7 @@ def check_settings(table: dict[str, Any]) -> None:
                 below += [(length + len(str(key)) + 1, item) for key, item in value.items()]
             elif isinstance(value, (list, tuple)):
                 below += [(0, item) for item in value]
-            elif isinstance(value, int) and not _LEAST <= value < 1 << 64:
+            elif isinstance(value, int) and not LEAST <= value < 1 << 64:
                 raise ValueError("it holds an integer of more than 64 bits")
         level = below
     if level:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 REQUEST = re.compile(r"r\d{2,}\.\d{2,}")
@@ -100,10 +100,16 @@ def _known(request: str, requests: Container[str]) -> str:
 
 
 class Selector:
-    """Applies a selection to the transactions of a run, in their order."""
+    """Applies a selection to the transactions of a run, in their order.
 
-    def __init__(self, selection: Selection) -> None:
-        self._selection = selection
+    Args:
+        selection: what is kept.
+        phases: by request the number of its phase, and its id in the first one: what is asked for is kept in
+            each phase. Empty where there are none.
+    """
+
+    def __init__(self, selection: Selection, phases: Mapping[str, tuple[int, str]] | None = None) -> None:
+        self._selection, self._phases, self._phase = selection, phases or {}, 0
         self.everything = selection.everything
         self._seen = 0
         self._open = False
@@ -111,6 +117,10 @@ class Selector:
     def begin(self, requests: Sequence[str], positions: Sequence[int]) -> None:
         """A forward of the target begins; request id and position of each of its rows."""
         chosen = self._selection
+        if self._phases:
+            phase = max((self._phases[request][0] for request in requests), default=self._phase)
+            self._seen, self._phase = self._seen if phase == self._phase else 0, phase
+            requests = [self._phases[request][1] for request in requests]
         named = {rule.request for rule in chosen.rules}
         self._open = None in named or not named.isdisjoint(requests)
         self._seen += self._open
@@ -123,4 +133,5 @@ class Selector:
 
     def wants(self, request: str, position: int, for_logits: bool) -> bool:
         """Whether a row of this forward, or of a draft step in it, is kept."""
+        request = self._phases[request][1] if self._phases else request
         return self._open and any(rule.wants(request, position, for_logits) for rule in self._selection.rules)

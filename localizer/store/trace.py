@@ -16,8 +16,9 @@ import xxhash
 
 from localizer.errors import DamagedCapture
 from localizer.store import schema, tensors
-from localizer.store.schema import Count, Few, Integer, Shard
+from localizer.store.schema import Shard
 from localizer.store.steps import StreamError
+from localizer.store.types import Count, Few, Integer
 from localizer.store.writer import append_journal
 
 SHARD_STEPS = 4096

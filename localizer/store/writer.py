@@ -68,6 +68,7 @@ class RankWriter:
         requests: request ids in the order of the workload; the row table's `request` is an index into it.
         prompts: token ids of each request's prompt, in the same order.
         selection: the rows that keep their payload, at the sites that keep any.
+        phases: see `localizer.store.selection.Selector`.
 
     Raises (every method):
         OSError: a shard cannot be written.
@@ -81,13 +82,14 @@ class RankWriter:
         requests: Sequence[str],
         prompts: Sequence[Sequence[int]],
         selection: Selection = EVERYTHING,
+        phases: Mapping[str, tuple[int, str]] | None = None,
     ) -> None:
         self._folder = folder
         self._place = f"rank-{rank}"
         (folder / self._place).mkdir(exist_ok=True)
         self._index = {request: number for number, request in enumerate(requests)}
         self._requests, self._prompts = list(requests), prompts
-        self._selector = Selector(selection)
+        self._selector = Selector(selection, phases)
         self._payload: frozenset[str] | None = frozenset()
         self._sites: list[Site] = []
         self._seen_order: list[int] = []

@@ -81,6 +81,7 @@ class RunSpec:
         kv_contents: whether the keys and values of each step's requests are hashed after the step.
         probes: functions whose calls are counted, as `localizer.wire.probe` reads them.
         taps: False for an untapped run: only the returned tokens are kept.
+        intervention: fields of `localizer.wire.phases.Intervention`; None where nothing is changed.
         ring: path of the ring, opened by the worker.
         writer_pid: process id of the consumer of the ring.
         parent_pid: process id of localize, with which every process of the run ends.
@@ -98,6 +99,7 @@ class RunSpec:
     kv_contents: bool = False
     probes: list[str] = field(default_factory=list)
     taps: bool = True
+    intervention: dict[str, Any] | None = None
     ring: str = ""
     writer_pid: int = 0
     parent_pid: int = 0

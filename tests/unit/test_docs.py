@@ -15,7 +15,7 @@ from builders import BFLOAT16, Plan, attention, write
 
 from localizer.cli.main import COMMANDS, localize
 from localizer.store.reader import Capture
-from localizer.store.schema import DRAFT_PADDING, KINDS, Manifest, Open, Record
+from localizer.store.schema import DRAFT_PADDING, KINDS, Manifest, Open
 from localizer.store.writer import COLUMNS
 
 ROOT = Path(__file__).parents[2]
@@ -57,19 +57,19 @@ def test_links_lead_somewhere() -> None:
 # -- the capture format -----------------------------------------------------------------------------------
 
 
-def records(kind: type[Record]) -> set[type[Record]]:
+def records(kind: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
     """A record and all records inside it."""
     found = {kind}
     for field in msgspec.structs.fields(kind):
-        for name in re.findall(r"schema\.(\w+)", str(field.type)):
-            inner = getattr(importlib.import_module("localizer.store.schema"), name)
-            if isinstance(inner, type) and issubclass(inner, Record):
+        for module, name in re.findall(r"(localizer\.store\.\w+)\.(\w+)", str(field.type)):
+            inner = getattr(importlib.import_module(module), name)
+            if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
                 found |= records(inner)
     return found
 
 
 @pytest.mark.parametrize("kind", [Open, Manifest])
-def test_every_field_of_the_documents_is_described(kind: type[Record]) -> None:
+def test_every_field_of_the_documents_is_described(kind: type[msgspec.Struct]) -> None:
     names = {field for record in records(kind) for field in record.__struct_fields__}
     assert not {name for name in names if not re.search(rf"[`.]{name}[`.]", FORMAT)}
 

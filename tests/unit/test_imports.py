@@ -154,6 +154,7 @@ def test_importing_loads_nothing_heavy(tmp_path: Path, module: str) -> None:
     [
         ("--help",),
         ("capture", "--help"),
+        ("intervene", "--help"),
         ("demo", "--help"),
         ("doctor", "--help"),
         ("models",),

@@ -95,3 +95,17 @@ def test_digests_cover_what_payload_leaves_out(tmp_path: Path) -> None:
     assert summary.expected == summary.recorded == {"a": 6, "b": 2}
     assert [capture.row_payload("a", row) for row in range(6)] == [None, None, None, None, 4.0, 5.0]
     assert [capture.row_payload("b", row) for row in (2, 5)] == [None, 1.0]
+
+
+def test_what_is_selected_is_selected_in_every_phase() -> None:
+    """Requests are asked for by their ids in the first phase; transactions are counted in each."""
+    phases = {"a": (0, "a"), "b": (0, "b"), "c": (1, "a"), "d": (1, "b")}
+    first = Selector(Selection((RowRule("b", None),), first=1), phases)
+    around = Selector(Selection(around=("b", 5)), phases)
+    kept, near = [], []
+    for requests in (["a", "b"], ["b"], ["c"], ["c", "d"], ["d"]):
+        for selector, found in ((first, kept), (around, near)):
+            selector.begin(requests, [5] * len(requests))
+            found.append([selector.wants(request, 5, True) for request in requests])
+    assert kept == [[False, True], [False], [False], [False, True], [False]]
+    assert near == [[True, True], [True], [False], [True, True], [True]]
