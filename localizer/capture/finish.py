@@ -28,7 +28,7 @@ class Heard:
     """
 
     outputs: list[Output] = field(default_factory=list)
-    rounds: int = 0
+    round_seconds: list[float] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     done: dict[str, Any] | None = None
@@ -99,6 +99,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
             **{name: used["seconds"] for name, used in processes.items() if "seconds" in used},
             "total": seconds,
         },
+        round_seconds=heard.round_seconds,
         peak_memory_bytes={
             name: used["peak_memory"] for name, used in processes.items() if "peak_memory" in used
         },

@@ -236,7 +236,7 @@ class _Session:
                 self._heard.phase = content["name"]
                 self._progress.phase(f"phase {content['name']}")
             case "round":
-                self._heard.rounds += 1
+                self._heard.round_seconds.append(content["seconds"])
                 self._heard.outputs += [msgspec.convert(output, Output) for output in content["outputs"]]
             case "done":
                 self._look()
@@ -254,7 +254,7 @@ class _Session:
         tokens = sum(len(output.tokens) for output in self._heard.outputs)
         work = self._opening.workload
         self._progress.advance(
-            self._heard.rounds, len(work.matrix) * work.repeats, self._ring.progress[0], tokens
+            len(self._heard.round_seconds), len(work.matrix) * work.repeats, self._ring.progress[0], tokens
         )
 
     def _source_failed(self) -> CaptureFailed:

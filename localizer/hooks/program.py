@@ -68,8 +68,8 @@ def run(spec: RunSpec, report: Reporter) -> None:
     sampling = SamplingParams(**spec.sampling)
     course = None if spec.intervention is None else phases.Phases(llm, spec, report)
     for number, names in enumerate(spec.rounds) if course is None else course.rounds():
-        outputs = run_round(llm, spec, names, sampling)
-        report("round", round=number, outputs=outputs)
+        outputs, seconds = run_round(llm, spec, names, sampling)
+        report("round", round=number, outputs=outputs, seconds=seconds)
     generated = time.monotonic()
     workers = llm.collective_rpc("localizer_finish") if spec.taps else []
     durations = {
@@ -129,10 +129,12 @@ def watch_children(report: Reporter) -> None:
         threading.Thread(target=wait, name="localizer-children", daemon=True).start()
 
 
-def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> list[dict[str, Any]]:
-    """Queue all requests of a round before its first step, run it; return what came out, in its order.
+def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> tuple[list[dict[str, Any]], float]:
+    """Queue all requests of a round before its first step, and run it.
 
-    Of a request that is aborted while it runs vLLM returns nothing.
+    Returns:
+        What came out, in the order of the round, and the seconds from the first step to the last output. Of
+        a request that is aborted while it runs vLLM returns nothing.
     """
     llm.sleep(level=0, mode="keep")
     prompts = [{"prompt_token_ids": spec.prompts[index]} for index in range(len(names))]
@@ -141,8 +143,10 @@ def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> list[
         raise RuntimeError(f"vLLM queued {len(internal)} requests instead of {len(names)}")
     if spec.taps:
         llm.collective_rpc("localizer_round", args=(dict(zip(internal, names, strict=True)),))
+    started = time.monotonic()
     llm.wake_up()
     returned = {output.request_id: output for output in llm.wait_for_completion(use_tqdm=False)}
+    seconds = time.monotonic() - started
     outputs = []
     for name, request in zip(names, internal, strict=True):
         external = request if request in returned else request.rpartition("-")[0]
@@ -161,7 +165,7 @@ def run_round(llm: Any, spec: RunSpec, names: list[str], sampling: Any) -> list[
                 "logprobs": [by_rank(table) for table in completion.logprobs or ()],
             }
         )
-    return outputs
+    return outputs, seconds
 
 
 def by_rank(table: Mapping[int, Any]) -> list[tuple[int, float | str]]:

@@ -382,6 +382,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         counts: steps, rows, dummy forwards dropped, and the like.
         engine: facts of the running engine: resolved configuration, backends, KV blocks.
         durations: seconds by phase, and for each process how long it lived.
+        round_seconds: of each round that ended, from its first step to its last output.
         left_shared_memory: what the run left in /dev/shm, by name: that it was removed, or why not.
         weights, compiled, identity: what was loaded, compiled and run; None where it was not recorded.
         config: the whole resolved configuration, by section.
@@ -411,6 +412,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     config: dict[str, Any] = {}
     kv_contents: TextTable = {}
     left_shared_memory: TextTable = {}
+    round_seconds: Annotated[list[float], Few] = []
     probes: Annotated[list[Probe], Few] = []
     intervention: Course | None = None
 

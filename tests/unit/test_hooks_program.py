@@ -61,7 +61,8 @@ def test_outputs_come_in_the_order_of_the_round_and_an_aborted_request_has_none(
         ]
     )
     spec = RunSpec("m", {}, {}, [[1, 2], [3], [4]], [])
-    outputs = run_round(llm, spec, ["r00.00", "r00.01", "r00.02"], None)
+    outputs, seconds = run_round(llm, spec, ["r00.00", "r00.01", "r00.02"], None)
+    assert seconds >= 0
     assert llm.called == ["sleep", "enqueue", "wake_up", "wait_for_completion"]
     assert llm.names == {"0-ab0": "r00.00", "1-ab1": "r00.01", "2-ab2": "r00.02"}
     told = [(output["request"], output["tokens"], output["finish"]) for output in outputs]
@@ -82,7 +83,7 @@ def test_logprobs_are_sorted_by_rank_and_kept_exactly() -> None:
     }
     assert by_rank(table) == [(5, -0.5), (2, -1), (7, -2.3841855067985307e-07), (9, "-inf")]
     llm = PlayedLLM([Returned("0", [Completion((5,), "length", [table])], 0)])
-    (output,) = run_round(llm, RunSpec("m", {}, {}, [[1]], []), ["r00.00"], None)
+    (output,), _ = run_round(llm, RunSpec("m", {}, {}, [[1]], []), ["r00.00"], None)
     assert output["logprobs"] == [by_rank(table)]
 
 
