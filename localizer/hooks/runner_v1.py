@@ -87,13 +87,14 @@ def _follow_forward(steps: Steps, undo: ExitStack, runner: Any, wrapped: bool) -
         elif not recorder.in_forward:
             steps.dummy()
 
-    undo.callback(model.register_forward_pre_hook(pre_hook, with_kwargs=True).remove)
+    # a step begins, and its auxiliary states are taken, before taps on modules have their turn
+    undo.callback(model.register_forward_pre_hook(pre_hook, with_kwargs=True, prepend=True).remove)
 
     def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         steps.returned(output[1])
 
     if getattr(runner, "use_aux_hidden_state_outputs", False) and not wrapped:
-        undo.callback(model.register_forward_hook(hook).remove)
+        undo.callback(model.register_forward_hook(hook, prepend=True).remove)
 
 
 def _follow_replays(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs | None) -> None:

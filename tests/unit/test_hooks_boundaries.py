@@ -10,7 +10,7 @@ from notes import Notes
 
 torch = pytest.importorskip("torch")
 
-from localizer.hooks import taps  # noqa: E402 - needs torch
+from localizer.hooks import steps, taps  # noqa: E402 - needs torch
 from localizer.hooks.boundaries import CHOOSES_ITSELF, COMPILED, block, boundaries  # noqa: E402
 from localizer.hooks.recorder import Recorder  # noqa: E402
 from localizer.wire.spec import CHOICE_KINDS, EXPERT_KINDS  # noqa: E402
@@ -149,16 +149,21 @@ def recorded(layer: Any, call: Any) -> dict[str, Any]:
     notes = Notes()
     recorder = Recorder(notes)  # type: ignore[arg-type]
     model = Model(layer, call)
-    runner = SimpleNamespace(model=model, input_batch=SimpleNamespace(req_ids=["a"]))
+    runner = SimpleNamespace(
+        model=model,
+        input_batch=SimpleNamespace(req_ids=["a"]),
+        execute_model=lambda output: model(torch.tensor([1, 2, 0]), torch.tensor([0, 1, 0])),
+        sample_tokens=lambda: None,
+    )
     context = {"model.layers.0.op": layer}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context, mode=0))
-    taps.install(recorder, runner, config, "all", ("*.op/*",))
-    recorder.schedule(
+    undo = taps.install(recorder, runner, config, "all", ("*.op/*",))
+    steps.follow(steps.Steps(recorder), undo, runner)
+    runner.execute_model(
         SimpleNamespace(
             num_scheduled_tokens={"a": 2}, total_num_scheduled_tokens=2, scheduled_spec_decode_tokens={}
         )
     )
-    model(torch.tensor([1, 2, 0]), torch.tensor([0, 1, 0]))
     assert recorder.errors == []
     return {site.rpartition("/")[2]: rows for site, rows in notes.taken}
 
