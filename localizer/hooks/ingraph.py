@@ -25,9 +25,14 @@ class Tap:
         self.buffers: list[torch.Tensor | None] = [None] * len(self.sites)
 
     def see(self, *tensors: torch.Tensor | None) -> None:
-        """See tensors outside of recorded steps: in a warm-up, or while a graph is captured."""
+        """See tensors outside of recorded steps: in a warm-up, or while a graph is captured.
+
+        Graphs that are captured before there are buffers are thrown away: V1 measures their size so, in
+        `profile_cudagraph_memory` (vLLM 0.26.0).
+        """
         if self._group.capturing():
-            self._copy(tensors)
+            if self._group.most_rows:
+                self._copy(tensors)
         elif self._group.most_rows == 0:
             for index, tensor in enumerate(tensors):
                 if tensor is not None:

@@ -153,3 +153,15 @@ def test_a_second_preparation_changes_nothing() -> None:
 
 def test_a_group_without_taps() -> None:
     Group(lambda: False).serve(1)
+
+
+def test_a_graph_that_only_measures_memory_lacks_nothing() -> None:
+    """V1 captures some before there are buffers, and throws them away."""
+    setting = Setting()
+    setting.warm_up()
+    setting.capture(setting.tap, torch.zeros(4, 2, 3), torch.zeros(4, 4, dtype=torch.bfloat16))
+    assert setting.graphs.problems == []
+    setting.graphs.prepare({"target": [4]}, 2)
+    setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4, dtype=torch.bfloat16))
+    setting.graphs.target.serve(2)
+    assert setting.target.tensors[0][0].sum() == 4 * 2 * 3
