@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 
@@ -35,6 +36,10 @@ class Notes:
     def later(self, tensor: Any, convert: Any = None) -> Any:
         """The elements, at once."""
         return tensor.tolist() if convert is None else convert(tensor.tolist())
+
+    def together(self) -> AbstractContextManager[None]:
+        """Rows are taken at once."""
+        return nullcontext()
 
     def flush(self) -> None:
         """Take the end of a step."""

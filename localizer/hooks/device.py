@@ -8,9 +8,10 @@ engine's thread waits for the host, unless all pinned buffers are full: that wai
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -115,6 +116,10 @@ class DeviceSink:
         self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
         self._layouts: dict[int, tuple[torch.dtype, tuple[int, ...]]] = {}
         self._views: dict[tuple[Any, ...], torch.Tensor] = {}
+        # what is to be copied next, by one call: to where, from where
+        self._targets: list[torch.Tensor] = []
+        self._sources: list[torch.Tensor] = []
+        self._waits = False
         self._pump: Pump[_Sent] = Pump(self._deliver, self._release)
 
     # -- the engine's thread ---------------------------------------------------------------------------
@@ -145,8 +150,6 @@ class DeviceSink:
             ValueError: a tensor has fewer rows, or a row is larger than a buffer.
             RuntimeError: what was recorded before did not reach the writer.
         """
-        targets: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
         for site, tensor in zip(sites, tensors, strict=True):
             if site is None or tensor is None:
                 continue
@@ -163,22 +166,31 @@ class DeviceSink:
             for first, many in pieces(count, width, self._longest):
                 place = self._packing.rows(site, first, many, width)
                 if place is None:
-                    self._copy(targets, sources)
                     self.flush()
                     place = self._packing.rows(site, first, many, width)
                 assert place is not None
                 if width:
-                    targets.append(self._view(place, tensor.dtype, (many, *shape)))
-                    sources.append(tensor[first : first + many])
-        self._copy(targets, sources)
+                    self._targets.append(self._view(place, tensor.dtype, (many, *shape)))
+                    self._sources.append(tensor[first : first + many])
+        if not self._waits:
+            self._copy()
 
-    @staticmethod
-    def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        """Copy what is due, in one call, and forget it."""
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Copy the rows given inside of it by one call; nothing may overwrite them before its end."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+            self._copy()
+
+    def _copy(self) -> None:
+        """Copy what is due."""
+        targets, sources = self._targets, self._sources
         if targets:
+            self._targets, self._sources = [], []
             torch._foreach_copy_(targets, sources)
-            targets.clear()
-            sources.clear()
 
     def _view(self, place: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """The part of the device's buffer under way that a tensor of this shape takes."""
@@ -204,6 +216,7 @@ class DeviceSink:
         Raises:
             RuntimeError: no host buffer became free in time, or what was sent did not reach the writer.
         """
+        self._copy()
         packing, self._packing = self._packing, Packing(self._size, self._longest)
         if not packing.items:
             return

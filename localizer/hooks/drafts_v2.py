@@ -66,7 +66,7 @@ def follow(recorder: Recorder, undo: ExitStack, runner: Any, graphs: Graphs | No
     @recorder.guarded
     def replayed() -> None:
         if recorder.drafting and graphs is not None:
-            graphs.draft.serve(len(under_way.requests))
+            graphs.draft.serve(len(under_way.requests), recorder.channel)
 
     def step(name: str, first: bool) -> None:
         """Stand in for a method that runs a draft step."""

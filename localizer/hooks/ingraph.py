@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from localizer.hooks.sink import Channel
+
 Record = Callable[..., None]
 """Takes the buffers of a tap, in the order of its sites."""
 
@@ -101,15 +103,16 @@ class Group:
                     count = requests if tap.requests else rows
                     tap.buffers[index] = torch.empty((count, *shape), dtype=dtype, device=device)
 
-    def serve(self, requests: int) -> None:
+    def serve(self, requests: int, channel: Channel) -> None:
         """A graph has been replayed: record what it left of a batch of so many requests."""
-        for tap in self._taps:
-            if any(buffer is not None for buffer in tap.buffers):
-                cut = [
-                    buffer[:requests] if tap.requests and buffer is not None else buffer
-                    for buffer in tap.buffers
-                ]
-                tap.record(*cut)
+        with channel.together():
+            for tap in self._taps:
+                if any(buffer is not None for buffer in tap.buffers):
+                    cut = [
+                        buffer[:requests] if tap.requests and buffer is not None else buffer
+                        for buffer in tap.buffers
+                    ]
+                    tap.record(*cut)
 
 
 class Graphs:

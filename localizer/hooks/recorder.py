@@ -19,6 +19,7 @@ class Recorder:
     A fault inside the recorder never reaches vLLM: it is noted, recording ends, the run goes on.
 
     Attributes:
+        channel: where it sends what it records.
         batch, draft_batch: rows of the target's forward, and of the draft's, that is under way, with padding.
         ending: called when the run is over, before nothing follows any more.
         checks: called when the run is over; each returns what is wrong with the capture, or None.
@@ -30,7 +31,7 @@ class Recorder:
     """
 
     def __init__(self, sink: Channel) -> None:
-        self._sink = sink
+        self.channel = sink
         self._index: dict[str, int] = {}
         self._scheduled: Any = None
         self._rows = 0
@@ -56,16 +57,18 @@ class Recorder:
     ) -> None:
         """Announce the sites in model order, each with the rows it is expected on, and what is not tapped."""
         self._index = {name: number for number, (name, _) in enumerate(sites)}
-        self._sink.message(type="sites", sites=list(sites), not_applicable=not_applicable, untapped=untapped)
+        self.channel.message(
+            type="sites", sites=list(sites), not_applicable=not_applicable, untapped=untapped
+        )
 
     def add(self, site: str, rows: str) -> None:
         """Announce one more site, which is reached for the first time."""
         self._index[site] = len(self._index)
-        self._sink.message(type="site", name=site, rows=rows)
+        self.channel.message(type="site", name=site, rows=rows)
 
     def absent(self, sites: dict[str, str]) -> None:
         """Say of sites that there are none, with the reason."""
-        self._sink.message(type="absent", sites=sites)
+        self.channel.message(type="absent", sites=sites)
 
     def knows(self, site: str) -> bool:
         """Whether a site is registered; others are not recorded."""
@@ -102,7 +105,7 @@ class Recorder:
         def record(*tensors: torch.Tensor | None) -> None:
             if not self.guarded.broken:
                 try:
-                    self._sink.rows(indices, tensors, self._draft_rows if draft else self._rows)
+                    self.channel.rows(indices, tensors, self._draft_rows if draft else self._rows)
                 except Exception as error:
                     self.guarded.stop(error)
 
@@ -131,14 +134,14 @@ class Recorder:
         self._requests = len(counts)
         if self._rows != scheduled.total_num_scheduled_tokens:
             raise RuntimeError("the batch does not hold the scheduled requests")
-        self._sink.message(
+        self.channel.message(
             type="step",
             step=self._steps,
             requests=list(requests),
             counts=counts,
             logits=feeds,
-            tokens=self._sink.later(input_ids[: self._rows]),
-            positions=self._sink.later(positions[: self._rows]),
+            tokens=self.channel.later(input_ids[: self._rows]),
+            positions=self.channel.later(positions[: self._rows]),
         )
         self._steps += 1
         self._open = True
@@ -148,7 +151,7 @@ class Recorder:
     def dummy(self) -> None:
         """A forward that is not of a step is about to run."""
         self.dummies += 1
-        self._sink.count(dummy=1)
+        self.channel.count(dummy=1)
 
     def in_graph(self) -> None:
         """The step's layers were recorded by taps inside a full graph."""
@@ -167,7 +170,7 @@ class Recorder:
     def _send(self, site: str, tensor: torch.Tensor, count: int) -> None:
         """Record the first `count` rows of a tensor, if its site is registered."""
         if site in self._index:
-            self._sink.rows((self._index[site],), (tensor,), count)
+            self.channel.rows((self._index[site],), (tensor,), count)
 
     def forward_ended(self) -> None:
         """The target model and its logits are done; what follows is sampling, and drafting."""
@@ -190,13 +193,13 @@ class Recorder:
     ) -> None:
         """The draft model is about to run; `extra` rows a request are beyond the target's."""
         self._draft_rows, self._draft_logit_rows, self.draft_batch = sum(counts), len(counts), len(input_ids)
-        self._sink.message(
+        self.channel.message(
             type="draft",
             requests=list(requests),
             counts=list(counts),
             extra=extra,
-            tokens=self._sink.later(input_ids[: self._draft_rows]),
-            positions=self._sink.later(positions[: self._draft_rows]),
+            tokens=self.channel.later(input_ids[: self._draft_rows]),
+            positions=self.channel.later(positions[: self._draft_rows]),
         )
         self.draft_rows(DRAFT + INPUT_IDS, input_ids)
         self.draft_rows(DRAFT + POSITIONS, positions)
@@ -214,7 +217,7 @@ class Recorder:
     def proposed(self, requests: Sequence[str], tokens: torch.Tensor) -> None:
         """The draft tokens of this step, [requests, draft steps]."""
         names = list(requests)
-        self._proposed = self._sink.later(tokens, lambda rows: dict(zip(names, rows, strict=True)))
+        self._proposed = self.channel.later(tokens, lambda rows: dict(zip(names, rows, strict=True)))
         self._draft_rows = 0
 
     # -- its end ---------------------------------------------------------------------------------------
@@ -236,9 +239,9 @@ class Recorder:
         if not self._open:
             return False
         proposed = {} if self._proposed is None else {"proposed": self._proposed}
-        self._sink.message(type="end", sampled=sampled, **proposed)
-        self._sink.count(steps=1, rows=self._rows)
-        self._sink.flush()
+        self.channel.message(type="end", sampled=sampled, **proposed)
+        self.channel.count(steps=1, rows=self._rows)
+        self.channel.flush()
         if self._inside:
             self.rows_in_graph += self._rows
         else:
@@ -253,13 +256,13 @@ class Recorder:
     def round(self, names: dict[str, str]) -> None:
         """A round begins; `names` maps vLLM's internal request ids to ours."""
         if not self.rounds:
-            self._sink.warm()
+            self.channel.warm()
         self.rounds += 1
-        self._sink.message(type="round", names=names)
+        self.channel.message(type="round", names=names)
 
     def finish(self) -> None:
         """The run is over: nothing follows; what was recorded is checked against itself."""
         for report in self.ending:
             report()
-        self._sink.close()
+        self.channel.close()
         self.errors += [complaint for check in self.checks if (complaint := check()) is not None]

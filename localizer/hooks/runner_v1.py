@@ -105,7 +105,7 @@ def _follow_replays(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs |
     @recorder.guarded
     def replayed(forward: Forward) -> None:
         if graphs is not None and recorder.recording and forward.graph == "FULL":
-            graphs.target.serve(len(forward.requests))
+            graphs.target.serve(len(forward.requests), recorder.channel)
             recorder.in_graph()
 
     @functools.wraps(call)

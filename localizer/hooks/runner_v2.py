@@ -108,7 +108,7 @@ def _prepare(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs) -> None
     @recorder.guarded
     def replayed(desc: Any) -> None:
         if recorder.recording and recorder.in_forward:
-            graphs.target.serve(recorder.requests)
+            graphs.target.serve(recorder.requests, recorder.channel)
             recorder.in_graph()
 
     @recorder.guarded

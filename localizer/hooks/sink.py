@@ -12,6 +12,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +46,9 @@ class Channel(Protocol):
 
     def rows(self, sites: Sequence[int | None], tensors: Sequence[torch.Tensor | None], count: int) -> None:
         """Take the first `count` rows of tensors [rows, ...] as they are now, one for each site."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Rows that are given inside of it stay as they are until its end."""
 
     def flush(self) -> None:
         """Hand over what was sent so far; due at the end of a step."""
@@ -164,6 +168,10 @@ class Sink:
         """The elements of a tensor as nested lists, at once; converted if asked."""
         found = tensor.tolist()
         return found if convert is None else convert(found)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Rows are copied at once in any case."""
+        return nullcontext()
 
     @property
     def most_bytes(self) -> int:

@@ -126,6 +126,22 @@ def test_rows_are_those_at_the_time_of_the_call(line: Line) -> None:
     assert rows == (0, 0, 3, expected)
 
 
+def test_rows_given_together_are_copied_by_one_call(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *both: (calls.append(len(both[0])), copy(*both)))
+    tensors = [torch.randn(40, 4) for _ in range(12)]  # more than a buffer holds
+    line.sink.rows([0], [tensors[0]], 1)
+    with line.sink.together():
+        for number, tensor in enumerate(tensors):
+            line.sink.rows([number], [tensor], 40)
+    rows = [item for item in closed(line) if not isinstance(item, dict)]
+    found = [b"".join(row[3] for row in rows[1:] if row[0] == site) for site in range(12)]
+    assert found == [raw(tensor) for tensor in tensors]
+    assert calls[0] == 1
+    assert len(calls) < 6, "one for each buffer that was full, and the last"
+
+
 def test_messages_and_rows_keep_their_order(line: Line) -> None:
     line.sink.message(type="a")
     line.sink.rows([1], [torch.ones(2)], 2)

@@ -6,6 +6,7 @@ list of copies that it would replay.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -15,6 +16,16 @@ torch = pytest.importorskip("torch")
 from localizer.hooks.ingraph import Graphs, Group  # noqa: E402 - needs torch
 
 CPU = torch.device("cpu")
+
+
+class AtOnce:
+    """A channel that copies at once."""
+
+    def together(self) -> Any:
+        return contextlib.nullcontext()
+
+
+AT_ONCE: Any = AtOnce()
 
 
 class Taken:
@@ -61,13 +72,13 @@ def test_what_a_replay_leaves_is_served() -> None:
     setting.graphs.prepare({"target": [8, 4], "draft": [8]}, most_requests=3)
     query, key = torch.randn(4, 2, 3), torch.randn(4, 4).bfloat16()
     setting.capture(setting.tap, query, key)
-    setting.graphs.target.serve(2)
+    setting.graphs.target.serve(2, AT_ONCE)
     ((served_query, served_key),) = setting.target.tensors
     assert torch.equal(served_query[:4], query)
     assert torch.equal(served_key[:4], key)
     assert served_query.shape == (8, 2, 3)  # the sink takes the real rows
     setting.capture(setting.logits, torch.ones(3, 7))
-    setting.graphs.draft.serve(2)
+    setting.graphs.draft.serve(2, AT_ONCE)
     assert [list(tensor.shape) for tensor in setting.draft.tensors[0]] == [[2, 7]]
     assert setting.graphs.problems == []
 
@@ -92,7 +103,7 @@ def test_sites_that_are_not_wanted_take_no_memory() -> None:
     setting.warm_up()
     setting.graphs.prepare({"target": [8]}, 8)
     assert setting.graphs.bytes == 8 * 4 * 2
-    setting.graphs.target.serve(1)
+    setting.graphs.target.serve(1, AT_ONCE)
     assert setting.target.tensors[0][0] is None
 
 
@@ -108,7 +119,7 @@ def test_without_full_graphs_nothing_is_allocated_or_served() -> None:
     setting = Setting()
     setting.warm_up()
     setting.graphs.prepare({"target": []}, 8)
-    setting.graphs.target.serve(1)
+    setting.graphs.target.serve(1, AT_ONCE)
     assert (setting.log, setting.target.tensors, setting.graphs.bytes) == ([], [], 0)
 
 
@@ -152,7 +163,7 @@ def test_a_second_preparation_changes_nothing() -> None:
 
 
 def test_a_group_without_taps() -> None:
-    Group(lambda: False).serve(1)
+    Group(lambda: False).serve(1, AT_ONCE)
 
 
 def test_a_graph_that_only_measures_memory_lacks_nothing() -> None:
@@ -163,5 +174,5 @@ def test_a_graph_that_only_measures_memory_lacks_nothing() -> None:
     assert setting.graphs.problems == []
     setting.graphs.prepare({"target": [4]}, 2)
     setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4, dtype=torch.bfloat16))
-    setting.graphs.target.serve(2)
+    setting.graphs.target.serve(2, AT_ONCE)
     assert setting.target.tensors[0][0].sum() == 4 * 2 * 3
