@@ -95,7 +95,7 @@ def speed(options: argparse.Namespace, runner: str, backend: str, until: float) 
     """Capture in the order of `ORDER`; quantiles by arm and batch size."""
     values: dict[tuple[str, int], list[float]] = {}
     failures = []
-    for arm in ORDER:
+    for arm in options.arms.split(",") if options.arms else ORDER:
         if time.monotonic() > until - 40:
             failures.append(f"{arm}: no time left")
             continue
@@ -158,6 +158,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--runners", default="v2:FLASH_ATTN,v1:TRITON_ATTN")
+    parser.add_argument(
+        "--arms", default="", help="arms in their order, with commas; all of them unless named"
+    )
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)

@@ -25,6 +25,7 @@ class Tap:
         self._group, self.sites, self.record, self.requests = group, list(sites), record, requests
         self.shapes: list[tuple[torch.dtype, tuple[int, ...]] | None] = [None] * len(self.sites)
         self.buffers: list[torch.Tensor | None] = [None] * len(self.sites)
+        self.unwanted: set[int] = set()
 
     def see(self, *tensors: torch.Tensor | None) -> None:
         """See tensors outside of recorded steps: in a warm-up, or while a graph is captured.
@@ -43,7 +44,7 @@ class Tap:
     def _copy(self, tensors: Sequence[torch.Tensor | None]) -> None:
         targets, sources = [], []
         for index, (tensor, buffer) in enumerate(zip(tensors, self.buffers, strict=True)):
-            if tensor is None:
+            if tensor is None or index in self.unwanted:
                 continue
             rows = tensor.shape[0]
             if buffer is None or rows > buffer.shape[0]:
@@ -98,7 +99,9 @@ class Group:
         self.most_rows = rows
         for tap in self._taps:
             for index, (site, seen) in enumerate(zip(tap.sites, tap.shapes, strict=True)):
-                if seen is not None and wanted(site):
+                if not wanted(site):
+                    tap.unwanted.add(index)
+                elif seen is not None:
                     dtype, shape = seen
                     count = requests if tap.requests else rows
                     tap.buffers[index] = torch.empty((count, *shape), dtype=dtype, device=device)

@@ -176,3 +176,14 @@ def test_a_graph_that_only_measures_memory_lacks_nothing() -> None:
     setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4, dtype=torch.bfloat16))
     setting.graphs.target.serve(2, AT_ONCE)
     assert setting.target.tensors[0][0].sum() == 4 * 2 * 3
+
+
+def test_a_site_that_is_not_wanted_is_not_missing() -> None:
+    setting = Setting(wanted=lambda site: site != "key")
+    setting.warm_up()
+    setting.graphs.prepare({"target": [4]}, 2)
+    setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4, dtype=torch.bfloat16))
+    assert setting.graphs.problems == []
+    setting.graphs.target.serve(2, AT_ONCE)
+    query, key = setting.target.tensors[0]
+    assert (float(query.sum()), key) == (24.0, None)
