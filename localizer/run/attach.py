@@ -27,14 +27,17 @@ from localizer.store.schema import DIGEST_BYTES
 from localizer.store.verify import check_payload
 
 RESULT, README = "result.json", "README.txt"
-DIGEST_SHARE = 0.9
-"""Part of the limit that digests may take, which no compression makes smaller."""
+DIGEST_SHARES = (0.96, 0.8, 0.6, 0.4, 0.2)
+"""Parts of the limit that digests may take, which compress badly: the first with which all fits."""
 
-SPARE = 16 << 10
-"""Bytes of the limit that are left over for the archive's own records."""
+SPARE = 4 << 10
+"""Bytes of the limit that are left over for the headers of the payload."""
 
-SHRINK, TRIES = 0.9, 8
-"""Where the archive is still too large, so much less payload is tried, so often."""
+SHRINK = 0.9
+"""Where the archive is still too large, so much of the payload is tried next."""
+
+HOPELESS = 4
+"""Payload of so many times the limit is not even tried whole."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,19 @@ def attach(
             )
     result = diff(captures[0], captures[1], captures[2:])
     redactor = Redactor(captures, _witnesses(result, captures)) if redact else None
-    _choose(sides, result, redactor, limit)
-    with tempfile.TemporaryDirectory(prefix="localizer-") as scratch:
-        packed, blob = _fit(sides, redactor, limit, Path(scratch))
+    found: tuple[Result, bytes] | int = 0
+    for share in DIGEST_SHARES:
+        _choose(sides, result, redactor, int(limit * share) // DIGEST_BYTES)
+        with tempfile.TemporaryDirectory(prefix="localizer-") as scratch:
+            found = _fit(sides, redactor, limit, Path(scratch))
+        if not isinstance(found, int):
+            break
+    else:
+        raise LocalizerError(
+            f"The archive would have {found:,} bytes even without payload, more than {limit:,}; "
+            "raise --limit, or capture fewer requests, layers or tokens."
+        )
+    packed, blob = found
     changed = differences(result, packed)
     if changed and not any(side.trimmed for side in sides):
         raise LocalizerError(f"The archive would not say the same of {changed[0]}; please report this.")
@@ -131,8 +144,8 @@ def _witnesses(result: Result, captures: Sequence[Capture]) -> list[set[str]]:
     return [candidate, others, *(set[str]() for _ in captures[2:])]
 
 
-def _choose(sides: Sequence[_Side], result: Result, redactor: Redactor | None, limit: int) -> None:
-    """Decide which digests are kept, and which payload may be."""
+def _choose(sides: Sequence[_Side], result: Result, redactor: Redactor | None, most: int) -> None:
+    """Decide which digests are kept, at most so many, and which payload may be."""
     captures = [side.original for side in sides]
     near = [(it.first.request, it.first.position) for it in result.requests]
     near += [(it.first.parent_request, it.first.position) for it in result.requests]
@@ -143,7 +156,7 @@ def _choose(sides: Sequence[_Side], result: Result, redactor: Redactor | None, l
     kept = keep.choose_digests(
         captures,
         near,
-        int(limit * DIGEST_SHARE) // DIGEST_BYTES,
+        most,
         by_request=all(workloads_equal(captures[0], capture) for capture in captures[1:]),
     )
     for side, digests in zip(sides, kept, strict=True):
@@ -162,29 +175,23 @@ def _choose(sides: Sequence[_Side], result: Result, redactor: Redactor | None, l
 
 def _fit(
     sides: Sequence[_Side], redactor: Redactor | None, limit: int, scratch: Path
-) -> tuple[Result, bytes]:
-    """The archive with as much payload as fits, and the diff of what is in it.
-
-    Raises:
-        LocalizerError: not even the digests fit.
-    """
+) -> tuple[Result, bytes] | int:
+    """The archive with as much payload as fits and the diff of what is in it; or its size without payload."""
     captures, wanted = [side.original for side in sides], [side.wanted for side in sides]
-    result, blob = _written(sides, wanted, redactor, scratch / "all")
-    if len(blob) <= limit:
-        return result, blob
-    order = [keep.importance(capture) for capture in captures]
-    _, bare = _written(sides, [np.zeros_like(cells) for cells in wanted], redactor, scratch / "bare")
-    budget = max(0, limit - len(bare) - SPARE)
-    for attempt in range(TRIES):
-        chosen = keep.choose_payload(captures, wanted, order, budget)
-        result, blob = _written(sides, chosen, redactor, scratch / str(attempt))
+    if sum(map(keep.payload_bytes, captures, wanted)) <= HOPELESS * limit:
+        result, blob = _written(sides, wanted, redactor, scratch / "all")
         if len(blob) <= limit:
             return result, blob
-        budget = int(budget * SHRINK)
-    raise LocalizerError(
-        f"The archive has {len(bare):,} bytes even without payload, and may have {limit:,}; "
-        "raise --limit, or capture fewer requests, layers or tokens."
-    )
+    order = [keep.importance(capture) for capture in captures]
+    bare = _written(sides, [np.zeros_like(cells) for cells in wanted], redactor, scratch / "bare")
+    budget = max(0, limit - len(bare[1]) - SPARE)
+    while budget:
+        chosen = keep.choose_payload(captures, wanted, order, budget)
+        result, blob = _written(sides, chosen, redactor, scratch / "some")
+        if len(blob) <= limit:
+            return result, blob
+        budget = int(budget * SHRINK) if budget > SPARE else 0
+    return bare if len(bare[1]) <= limit else len(bare[1])
 
 
 def _written(

@@ -73,6 +73,11 @@ def widths(sites: Sequence[Site]) -> np.ndarray:
     )
 
 
+def payload_bytes(capture: Capture, cells: np.ndarray) -> int:
+    """Bytes of some stored rows of a capture, with their indices; `cells` is bool [rows, sites]."""
+    return int((cells.sum(axis=0) * widths(capture.sites)).sum())
+
+
 def choose_payload(
     captures: Sequence[Capture], wanted: Sequence[np.ndarray], order: Sequence[np.ndarray], budget: int | None
 ) -> list[np.ndarray]:
