@@ -21,7 +21,7 @@ COMMANDS = {
     "intervene": "Change one thing in a running vLLM and put it back: what did that change?",
     "show": "Show what a capture holds.",
     "list": "List the captures.",
-    "verify": "Check that a capture is what its records say.",
+    "verify": "Check that a capture, or an archive of captures, is what its records say.",
     "attach": "Pack captures and their diff into an archive for a pull request.",
     "models": "List the models that localizer builds, or build one.",
     "doctor": "Say what is installed, what would not work, and what to do about it.",

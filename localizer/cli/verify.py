@@ -18,7 +18,7 @@ from localizer.store.verify import DAMAGED, EXIT_CODES, Verification, verify, ve
 @click.argument("capture")
 @captures_root
 def command(capture: str, root: Path) -> int:
-    """Check that a capture, or an archive with all captures in it, is what its records say.
+    """Check that a capture, or an archive of captures, is what its records say.
 
     CAPTURE is NAME, NAME/NNNN, a folder, FILE.zip or FILE.zip:CAPTURE. Exit codes: 0 sound and complete,
     3 sound but incomplete, 1 damaged, 2 not a capture.

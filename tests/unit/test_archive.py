@@ -85,8 +85,8 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "../x", "candidate/../../x", "candidate/../open.json", "/etc/passwd", "//x", "C:\\x", "C:/x", "c:x",
         "candidate\\open.json", "./x", ".hidden", "candidate//open.json", "candidate/", "candidate/rank-0/",
         "candidate/rank-00/rows-00000.safetensors", "candidate/rank-0/rows-00000.safetensors/x",
-        "candidate/x.py",        "candidate/rank-0/x.safetensors", "candidate/sub/open.json", "x/y/z/open.json", "a b", "caf\u00e9",
-        "x" * 101,        "con\nx", "\x1b[2J", "x\u202ey", "~", "-rf", "$HOME", "candidate",
+        "candidate/x.py", "candidate/rank-0/x.safetensors", "candidate/sub/open.json", "x/y/z/open.json",
+        "a b", "caf\u00e9", "x" * 101, "con\nx", "\x1b[2J", "x\u202ey", "~", "-rf", "$HOME", "candidate",
     ],
 )  # fmt: skip
 def test_no_member_leaves_the_folder(tmp_path: Path, scratch: Path, name: str) -> None:
