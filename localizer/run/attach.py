@@ -28,7 +28,8 @@ from localizer.store.verify import check_payload
 
 RESULT, README = "result.json", "README.txt"
 DIGEST_SHARES = (0.96, 0.8, 0.6, 0.4, 0.2)
-"""Parts of the limit that digests may take, which compress badly: the first with which all fits."""
+"""Parts of the limit that digests may take, which compress badly: the first with which all fits. Before that
+what the diff reads of payload is set aside, up to half of the limit."""
 
 SPARE = 4 << 10
 """Bytes of the limit that are left over for the headers of the payload."""
@@ -107,8 +108,9 @@ def attach(
     result = diff(captures[0], captures[1], captures[2:])
     redactor = Redactor(captures, _witnesses(result, captures)) if redact else None
     found: tuple[Result, bytes] | int = 0
+    reserved = min(sum(keep.payload_bytes(it, it.were_read()) for it in captures), limit // 2)
     for share in DIGEST_SHARES:
-        _choose(sides, result, redactor, int(limit * share) // DIGEST_BYTES)
+        _choose(sides, result, redactor, int(share * (limit - reserved)) // DIGEST_BYTES)
         with tempfile.TemporaryDirectory(prefix="localizer-") as scratch:
             found = _fit(sides, redactor, limit, Path(scratch))
         if not isinstance(found, int):
@@ -163,11 +165,8 @@ def _choose(sides: Sequence[_Side], result: Result, redactor: Redactor | None, m
         capture = side.original
         side.digests, side.wanted = digests, reduce.stored(capture) & digests[:, None]
         if redactor is not None:
-            read = np.zeros_like(side.wanted)
-            cells = capture.cells()
-            read[cells[:, 0], cells[:, 1]] = True
             mine = redactor.witnessed(capture)[capture.table.columns["request"]]
-            side.wanted &= read | mine[:, None]
+            side.wanted &= capture.were_read() | mine[:, None]
             for column, site in enumerate(capture.sites):
                 if site.name in TOKEN_SITES:
                     side.wanted[:, column] &= redactor.told(site.name, capture.table.prefix)

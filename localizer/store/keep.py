@@ -37,6 +37,13 @@ class ReadCapture(Capture):
         column = {site.name: number for number, site in enumerate(self.sites)}
         return np.array([(row, column[site]) for row, site in self.read], np.int64).reshape(-1, 2)
 
+    def were_read(self) -> np.ndarray:
+        """Bool [rows, sites]: what was read."""
+        found = np.zeros((len(self.table), len(self.sites)), np.bool_)
+        cells = self.cells()
+        found[cells[:, 0], cells[:, 1]] = True
+        return found
+
 
 def importance(capture: ReadCapture) -> np.ndarray:
     """uint8 [rows, sites]: how important the stored rows of a capture are.

@@ -344,14 +344,17 @@ def test_payload_is_left_out_where_there_is_no_room_and_the_divergent_rows_last(
     assert sizes[0] > sizes[1] > sizes[2]
 
 
-def test_digests_around_the_differences_are_left_where_there_are_too_many(tmp_path: Path) -> None:
+@pytest.mark.parametrize("redact", [True, False])
+def test_digests_around_the_differences_are_left_where_there_are_too_many(
+    tmp_path: Path, redact: bool
+) -> None:
     plan = Plan(layers=6, prompts=PROMPTS, matrix=(3, 3, 3), max_tokens=60)
     changes = {
         ("r01.02", 40, attention(3, "query")): bump((1, 1)),
         ("r02.00", 9, attention(1, "key")): bump(),
     }
     captures, made = packed(
-        tmp_path, [replace(plan, changes=changes), replace(plan, name="parent")], limit=150_000
+        tmp_path, [replace(plan, changes=changes), replace(plan, name="parent")], limit=150_000, redact=redact
     )
     assert made.size <= 150_000
     archived = loaded(made.path)
@@ -372,6 +375,8 @@ def test_digests_around_the_differences_are_left_where_there_are_too_many(tmp_pa
     for name in ("request", "position", "step", "site", "segment", "elements_differ"):
         assert getattr(made.result.first, name) == getattr(whole.first, name)
     assert "coverage" in made.changed
+    if not redact:  # of other requests a redacted one keeps only what the diff reads
+        assert all(sum(capture.payload.values()) > 8 for capture in archived)
 
 
 def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
