@@ -19,6 +19,7 @@ from builders import Plan, attention, bump, pair, write
 from cases import CASES, PARENTS, PROMPTS
 
 from localizer.diff import diff, diff_within
+from localizer.diff.control import upstream_rows
 from localizer.errors import DamagedCapture, LocalizerError
 from localizer.report.json import tree
 from localizer.run.attach import Packed, attach
@@ -159,6 +160,29 @@ def test_it_says_the_same_of_any_captures(tmp_path: Path, seed: int) -> None:
         check(tmp_path, drawn(seed), redact=bool(seed % 4))
 
 
+def test_a_hidden_prompt_still_tells_who_computed_cached_positions(tmp_path: Path) -> None:
+    """Those that a request took from the prefix cache have rows only of other requests."""
+    captures, made = packed(tmp_path, [Plan(matrix=(1, 1)), Plan(name="parent", matrix=(1, 1))])
+    found = []
+    for capture in (captures[0], loaded(made.path)[0]):
+        table = capture.table
+        keep = ~((table.columns["request"] == 1) & (table.columns["position"] < 2))
+        capture.table = replace(
+            table,
+            columns={name: column[keep] for name, column in table.columns.items()},
+            prefix=table.prefix[keep],
+            digest=table.digest[keep],
+            present=table.present[keep],
+        )
+        columns = capture.table.columns
+        row = int(((columns["request"] == 1) & (columns["position"] == 4)).nonzero()[0][0])
+        rows = upstream_rows(capture, row)
+        found.append(
+            list(zip(columns["request"][rows].tolist(), columns["position"][rows].tolist(), strict=True))
+        )
+    assert found == [[(0, 0), (0, 1), (1, 2), (1, 3)]] * 2
+
+
 # -- what is told -----------------------------------------------------------------------------------------
 
 HOME = "/home/zaphod/models/secret-llama"
@@ -225,6 +249,9 @@ def test_no_token_is_told_but_what_the_witness_generated(tmp_path: Path) -> None
         decided = columns["sampled"] >= 0
         assert (columns["sampled"][decided & row] == old["sampled"][decided & row]).all()
         assert (columns["sampled"][decided & ~row] > 1 << 32).all()
+        hidden = [token for it in capture.requests if it != witness for token in capture.outputs[it]]
+        prompts = {capture.prompts[it] for it in capture.requests if it != witness}
+        assert len(set(hidden)) == SECRET.max_tokens * len(prompts)  # equal tokens elsewhere do not show
 
 
 def test_no_digest_can_be_tried_out(tmp_path: Path) -> None:
@@ -348,15 +375,15 @@ def test_payload_is_left_out_where_there_is_no_room_and_the_divergent_rows_last(
 def test_digests_around_the_differences_are_left_where_there_are_too_many(
     tmp_path: Path, redact: bool
 ) -> None:
-    plan = Plan(layers=6, prompts=PROMPTS, matrix=(3, 3, 3), max_tokens=60)
+    plan = Plan(layers=6, prompts=PROMPTS, matrix=(1, 3, 3), max_tokens=30)
     changes = {
-        ("r01.02", 40, attention(3, "query")): bump((1, 1)),
+        ("r01.02", 20, attention(3, "query")): bump((1, 1)),
         ("r02.00", 9, attention(1, "key")): bump(),
     }
     captures, made = packed(
-        tmp_path, [replace(plan, changes=changes), replace(plan, name="parent")], limit=150_000, redact=redact
+        tmp_path, [replace(plan, changes=changes), replace(plan, name="parent")], limit=120_000, redact=redact
     )
-    assert made.size <= 150_000
+    assert made.size <= 120_000
     archived = loaded(made.path)
     kept = []
     for name, capture in zip(made.left_out, archived, strict=True):
