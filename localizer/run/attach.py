@@ -248,6 +248,8 @@ def _essence(result: Result) -> dict[str, Any]:
             }
     for place in [tree, *tree["requests"]]:
         found = place["first"]
+        if found is not None:  # where in a source that is may be told by a path
+            found["segment"] = {name: found["segment"][name] for name in ("after", "before")}
         if found is not None and found["site"] in TOKEN_SITES:
             place["first"] = {
                 name: found[name] for name in ("request", "position", "step", "site", "segment")

@@ -12,11 +12,12 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
+from localizer.errors import LocalizerError
 from localizer.store import scrub
 from localizer.store.expected import is_draft
 from localizer.store.prefix import prefix_digest, prefix_digests
@@ -47,6 +48,15 @@ LEFT_OUT = (
     "log.txt",
     "prefixes, and digests of rows whose payload is not kept, are replaced by keyed ones",
 )
+
+BY_SITE = frozenset({"not_applicable", "untapped", "code", "kv_contents"})
+"""Tables whose keys are names of sites or layers."""
+
+KEPT_OPEN = frozenset({"format", "name", "host", "workload", "environment", "observer", "reduced"})
+KEPT_MANIFEST = frozenset({"format", "state", "outputs", "sites", "coverage", "files", "weights"})
+"""Fields that hold neither names nor paths, or are seen to by themselves."""
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 LOG_TEXT = "The log was left out by localize attach --redact.\n"
 
@@ -81,15 +91,13 @@ class Redactor:
         for capture in captures:
             names |= {name for name in (capture.open.host.get("name", ""),) if name}
             names |= {name.partition(".")[0] for name in names}
-            trees = msgspec.to_builtins(
-                [capture.open.source, capture.open.environment, capture.open.workload.model]
-            )
-            names |= scrub.people(trees)
+            names |= scrub.people(msgspec.to_builtins(capture.open))
             if capture.manifest is not None:
-                names |= scrub.people([capture.manifest.engine, capture.manifest.config])
+                facts = msgspec.structs.replace(capture.manifest, outputs=[], weights=None, files=[])
+                names |= scrub.people(msgspec.to_builtins(facts))
                 identity = capture.manifest.identity
                 names |= {gpu.uuid for gpu in identity.gpus} if identity is not None else set()
-        self._scrub = scrub.Scrubber(self._tag, names - {"root"})
+        self._scrub = scrub.Scrubber(self._tag, names - scrub.GENERIC)
 
     def _mac(self, what: bytes, blob: bytes, size: int = DIGEST_BYTES) -> bytes:
         return hashlib.blake2b(blob, key=self._key, person=what, digest_size=size).digest()
@@ -208,28 +216,41 @@ class Redactor:
             table = np.frombuffer(prefix_digests(tokens), np.uint8).reshape(-1, DIGEST_BYTES)
             return HiddenPrompt(prefixes=base64.b64encode(self.prefixes(table).tobytes()).decode())
 
-        work, tree = facts.workload, self._scrub.tree
-        scrubbed: dict[str, Any] = {
-            name: msgspec.convert(tree(msgspec.to_builtins(value)), type(value))
-            for name, value in (("model", work.model), ("draft", work.draft))
-            if value is not None
-        }
+        work = facts.workload
         return msgspec.structs.replace(
-            facts,
+            self._scrubbed(facts, KEPT_OPEN),
             host={name: self._scrub.text(value) for name, value in facts.host.items() if name != "name"},
-            source=msgspec.convert(tree(msgspec.to_builtins(facts.source)), type(facts.source)),
             workload=msgspec.structs.replace(
-                work,
+                self._scrubbed(work, {"prompts"}),
                 prompts=[hidden(number) for number in range(len(work.prompts))],
-                sampling=tree(work.sampling),
-                engine=tree(work.engine),
-                **scrubbed,
             ),
             environment=self._scrub.environment(facts.environment),
             observer=msgspec.structs.replace(
                 facts.observer, changes=[self._change(change) for change in facts.observer.changes]
             ),
         )
+
+    def _scrubbed(self, record: T, kept: Collection[str]) -> T:
+        """A record without names and paths in any of its fields but those kept.
+
+        Raises:
+            LocalizerError: a name to be taken out is a word that the record needs.
+        """
+        found = {}
+        for field in msgspec.structs.fields(record):
+            value = getattr(record, field.name)
+            if field.name in BY_SITE:
+                found[field.name] = self._scrub.values(value)
+            elif field.name not in kept:
+                try:
+                    plain = self._scrub.tree(msgspec.to_builtins(value))
+                    found[field.name] = msgspec.convert(plain, field.type)
+                except msgspec.ValidationError:
+                    raise LocalizerError(
+                        "A machine or a person is called as a word of the records, so its name cannot be "
+                        "taken out of them; give --no-redact, and look at what they hold."
+                    ) from None
+        return msgspec.structs.replace(record, **found)
 
     def _change(self, change: str) -> str:
         found = re.fullmatch(r"environment: (\w+)(=.*| .*)", change, re.DOTALL)
@@ -239,24 +260,8 @@ class Redactor:
 
     def manifest(self, capture: Capture, facts: Manifest) -> Manifest:
         """manifest.json with other tokens, and without names and paths."""
-        tree, values = self._scrub.tree, self._scrub.values
-        return msgspec.structs.replace(
-            facts,
-            reasons=tree(facts.reasons),
-            outputs=[self._output(capture, output) for output in facts.outputs],
-            not_applicable=values(facts.not_applicable),
-            untapped=values(facts.untapped),
-            code=values(facts.code),
-            engine=tree(facts.engine),
-            config=tree(facts.config),
-            kv_contents=values(facts.kv_contents),
-            compiled=None
-            if facts.compiled is None
-            else msgspec.convert(tree(msgspec.to_builtins(facts.compiled)), type(facts.compiled)),
-            identity=None
-            if facts.identity is None
-            else msgspec.convert(tree(msgspec.to_builtins(facts.identity)), type(facts.identity)),
-        )
+        outputs = [self._output(capture, output) for output in facts.outputs]
+        return msgspec.structs.replace(self._scrubbed(facts, KEPT_MANIFEST), outputs=outputs)
 
     def _output(self, capture: Capture, output: Output) -> Output:
         def of(index: int, token: int) -> int:

@@ -27,6 +27,9 @@ _HOME = re.compile(r"(?:/home|/Users)/([^/\s:;,'\"]+)|[A-Za-z]:\\Users\\([^\\\s:
 _DEEP = 4
 """Parts of a path from which on its last one stays: no home folder is so deep."""
 
+GENERIC = frozenset({"root", "user", "vllm", "ubuntu", "ray", "runner", "jovyan", "app", "localhost"})
+"""Names of accounts and machines that name nobody, and may be words of the records."""
+
 Tag = Callable[[str], str]
 """Gives equal texts equal short names that do not tell what they stand for."""
 
@@ -48,8 +51,7 @@ class Scrubber:
 
     def text(self, text: str) -> str:
         """A text without them."""
-        whole = text.startswith("/") and len(text) > 1 and text.isprintable() and ":" not in text
-        return self._words(self._path(text) if whole else _PATH.sub(lambda it: self._path(it[0]), text))
+        return self._words(self._paths(text))
 
     def tree(self, value: Any) -> Any:
         """A tree of plain values in which every text, keys too, is without them."""
@@ -60,8 +62,8 @@ class Scrubber:
         return [self.tree(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def values(self, table: Mapping[str, str]) -> dict[str, str]:
-        """A table whose values are without them; its keys name sites or layers."""
-        return {key: self.text(value) for key, value in table.items()}
+        """A table by names of sites or layers, whose values are without absolute paths."""
+        return {key: self._paths(value) for key, value in table.items()}
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The variables that may be told, and that there were others."""
@@ -71,6 +73,10 @@ class Scrubber:
             listed = "".join(f"{name}={value}\n" for name, value in sorted(others.items()))
             told[OTHERS] = f"{len(others)} not told {self._tag(listed)}"
         return told
+
+    def _paths(self, text: str) -> str:
+        whole = text.startswith("/") and len(text) > 1 and text.isprintable() and ":" not in text
+        return self._path(text) if whole else _PATH.sub(lambda it: self._path(it[0]), text)
 
     def _path(self, path: str) -> str:
         parts = [part for part in re.split(r"[/\\]", path) if part]

@@ -191,6 +191,7 @@ SECRET = Plan(
     matrix=(1, 3),
     traced=True,
     engine={"download_dir": "/mnt/zaphod/cache", "nested": {"path": "C:\\Users\\zaphod\\x"}},
+    outputs={name: [3, 3, 3, 3] for name in ("r00.00", "r01.00", "r01.02")},
     environment={"VLLM_CACHE_ROOT": "/home/zaphod/.cache", "VLLM_HOST_IP": "10.0.0.7", "MY_TEAM": "vogons"},
     running={"note": "file:///home/zaphod/a and ~zaphod/b, tokens/s, and/or"},
     manifested={"config": {"model_config": {"model": HOME, "served": "on heartofgold as zaphod"}}},
@@ -421,3 +422,28 @@ def test_a_damaged_capture_is_not_packed(tmp_path: Path) -> None:
     with pytest.raises(DamagedCapture, match="does not have its digest"):
         attach(*(Capture(folder) for folder in folders), [], tmp_path / "x.zip", limit=10**7, redact=False)
     assert not (tmp_path / "x.zip").exists()
+
+
+def test_names_that_are_words_of_the_records(tmp_path: Path) -> None:
+    plan = Plan(
+        running={"home": "/home/vllm/x"},
+        manifested={
+            "code": {attention(1, "query"): "vllm/models/llama.py:3 f", attention(1, "key"): "/opt/x.py:3 g"}
+        },
+    )
+    captures, made = packed(tmp_path, [replace(plan, changes=CHANGED), replace(plan, name="parent")])
+    assert captures[0].manifest is not None
+    first = made.result.first
+    assert first is not None
+    assert first.segment.before_code == "vllm/models/llama.py:3 f"
+    assert b"/opt" not in everything(made.path)
+    folders = pair(tmp_path / "x", Plan(state="incomplete"), manifested={"intervention": None})
+    for folder in folders:
+        path = folder / "open.json"
+        document = json.loads(path.read_text())
+        document["host"]["name"] = "patch"
+        document["intervention"] = {"kind": "patch", "phases": ["A1"], "repeats": 1}
+        path.write_text(json.dumps(document))
+        describe(folder)
+    with pytest.raises(LocalizerError, match="is called as a word of the records"):
+        attach(*map(Capture, folders), [], tmp_path / "y.zip", limit=10**7, redact=True)
