@@ -165,7 +165,7 @@ class _Session:
             model=work.model.path,
             engine=self._prepared.engine,
             sampling=work.sampling,
-            prompts=work.prompts,
+            prompts=[schema.token_ids(prompt) for prompt in work.prompts],
             rounds=schema.rounds(work.matrix, work.repeats),
             layers=self._opening.observer.layers,
             level=self._opening.observer.level,

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from localizer.errors import LocalizerError
-from localizer.store import selection
+from localizer.store import schema, selection
 from localizer.store.phases import phase_of
 from localizer.store.reader import Capture
 from localizer.store.schema import JOURNAL, Site
@@ -77,7 +77,7 @@ class Stream:
 
     def __init__(self, folder: Path, rank: int) -> None:
         capture = Capture(folder)
-        prompts = [capture.prompts[name] for name in capture.requests]
+        prompts = [schema.token_ids(capture.prompts[name]) for name in capture.requests]
         observer = capture.open.observer
         self._choice = observer.payload
         self.not_applicable: dict[str, str] = {}

@@ -21,7 +21,8 @@ COMMANDS = {
     "intervene": "Change one thing in a running vLLM and put it back: what did that change?",
     "show": "Show what a capture holds.",
     "list": "List the captures.",
-    "verify": "Check that a capture is what its records say.",
+    "verify": "Check that a capture, or an archive of captures, is what its records say.",
+    "attach": "Pack captures and their diff into an archive for a pull request.",
     "models": "List the models that localizer builds, or build one.",
     "doctor": "Say what is installed, what would not work, and what to do about it.",
     "demo": "Plant a fault in a real vLLM and find it: a tour.",
@@ -99,6 +100,8 @@ def _complain(sentence: str, status: int, *, lines: bool = False) -> int:
     """Say what went wrong, in one line unless `lines`; names and texts in it may be a stranger's."""
     from localizer.report.safe import clean
 
+    archive = sys.modules.get("localizer.store.archive")  # where a capture lies that it unpacked
+    sentence = archive.named(sentence) if archive is not None else sentence
     shown = [clean(line, 4000) for line in (sentence.split("\n") if lines else [sentence])]
     click.echo(f"localize: {shown[0]}" if len(shown) == 1 else "\n".join(shown), err=True)
     return status

@@ -6,7 +6,6 @@ what the parent did: a complete run of the same source, workload and settings on
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -216,7 +215,7 @@ class Control:
         complete = self._parent.complete and capture.complete and compared and not missing
         return ControlFacts(
             label=capture.label,
-            path=os.fsencode(capture.folder).decode(errors="backslashreplace"),
+            path=capture.shown,
             created=capture.open.created,
             vllm=capture.open.source.vllm,
             state="complete" if capture.complete else "incomplete",

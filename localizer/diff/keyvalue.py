@@ -11,7 +11,7 @@ from localizer.diff.result import KeyValueRows
 from localizer.store.expected import is_draft
 from localizer.store.prefix import prefix_digests
 from localizer.store.reader import Capture
-from localizer.store.schema import DIGEST_BYTES
+from localizer.store.schema import DIGEST_BYTES, VERIFY_REJECTED, HiddenPrompt
 
 
 def key_value_rows(
@@ -100,6 +100,8 @@ def chain(candidate: Capture, row: int) -> np.ndarray | None:
     prompt = candidate.prompts[request]
     same = (columns["step"] == columns["step"][row]) & (columns["request"] == columns["request"][row])
     same &= ~is_draft(columns) & (columns["position"] <= position)
+    if isinstance(prompt, HiddenPrompt):
+        return _recorded(candidate, row, prompt)
     tokens = [*prompt, *candidate.outputs.get(request, [])][: position + 1]
     for at, token in zip(columns["position"][same].tolist(), columns["token"][same].tolist(), strict=True):
         tokens[at : at + 1] = [token]
@@ -107,5 +109,24 @@ def chain(candidate: Capture, row: int) -> np.ndarray | None:
         return None
     found = np.frombuffer(prefix_digests(tokens), np.uint8).reshape(-1, DIGEST_BYTES)
     if not np.array_equal(found[position], candidate.table.prefix[row]):
+        return None
+    return found[:position]
+
+
+def _recorded(candidate: Capture, row: int, prompt: HiddenPrompt) -> np.ndarray | None:
+    """`chain` where tokens are not told: the prompt's prefixes, and behind it those of the request's rows.
+
+    Rows of rejected drafts count only in the row's own step.
+    """
+    columns, position = candidate.table.columns, int(candidate.table.columns["position"][row])
+    mine = (columns["request"] == columns["request"][row]) & ~is_draft(columns)
+    mine &= columns["position"] <= position
+    own = columns["step"] == columns["step"][row]
+    found = np.zeros((position + 1, DIGEST_BYTES), np.uint8)
+    for rows in (np.flatnonzero(mine & (columns["kind"] != VERIFY_REJECTED)), np.flatnonzero(mine & own)):
+        found[columns["position"][rows]] = candidate.table.prefix[rows]
+    hidden = prompt.table()[: position + 1]
+    found[: len(hidden)] = hidden
+    if not found.any(axis=1).all() or not np.array_equal(found[position], candidate.table.prefix[row]):
         return None
     return found[:position]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import msgspec
@@ -36,6 +35,7 @@ from localizer.diff.summary import summarize
 from localizer.diff.tokens import DecidingSteps, TokenComparison, compare_tokens
 from localizer.diff.unpaired import unpaired_rows
 from localizer.diff.within import align_within, requests_within, told_once
+from localizer.errors import LocalizerError
 from localizer.store.reader import Capture
 
 
@@ -64,11 +64,27 @@ def diff(
         LocalizerError: a capture cannot be a control of the parent.
     """
     check_controls(candidate, parent, controls)
+    check_keys([candidate, parent, *controls])
     for capture in (candidate, parent, *controls):
         capture.check(payload=False)
     equal = workloads_equal(candidate, parent)
     parity = compare_tokens(candidate, parent, equal_workloads=equal)
     return _diff(candidate, parent, align(candidate, parent), parity, controls, tolerances, explain, payload)
+
+
+def check_keys(captures: Sequence[Capture]) -> None:
+    """Check that prefixes and digests of captures were replaced alike, if they were.
+
+    Raises:
+        LocalizerError: they were not, so nothing of them can be compared.
+    """
+    keys = {capture.open.reduced.key if capture.open.reduced is not None else "" for capture in captures}
+    if len(keys) > 1:
+        labels = ", ".join(capture.shown for capture in captures)
+        raise LocalizerError(
+            f"{labels} were not redacted together, so that their rows cannot be matched; "
+            "name captures of one archive, or pack them with localize attach --no-redact."
+        )
 
 
 def diff_within(
@@ -223,7 +239,7 @@ def facts_of(capture: Capture) -> CaptureFacts:
     """Which capture was read."""
     return CaptureFacts(
         label=capture.label,
-        path=os.fsencode(capture.folder).decode(errors="backslashreplace"),
+        path=capture.shown,
         created=capture.open.created,
         vllm=capture.open.source.vllm,
         state="complete" if capture.complete else "incomplete",

@@ -11,7 +11,7 @@ import numpy as np
 from localizer.diff.result import Both, TokenFirst, Tokens
 from localizer.store.expected import applicable
 from localizer.store.reader import Capture
-from localizer.store.schema import UNFINISHED
+from localizer.store.schema import UNFINISHED, HiddenPrompt, Prompt
 from localizer.store.schema import rounds as rounds_of
 from localizer.wire.spec import TOKEN_ROWS
 
@@ -123,14 +123,15 @@ def pair_requests(candidate: Capture, parent: Capture, *, equal_workloads: bool)
     return pairs
 
 
-def numbering() -> Callable[[list[int]], int]:
+def numbering() -> Callable[[Prompt], int]:
     """A function that gives equal prompts equal numbers."""
-    numbers: dict[tuple[int, ...], int] = {}
+    numbers: dict[tuple[int, ...] | HiddenPrompt, int] = {}
     known: dict[int, int] = {}
 
-    def number(prompt: list[int]) -> int:
+    def number(prompt: Prompt) -> int:
         if id(prompt) not in known:  # requests share their prompts: a long one is hashed once
-            known[id(prompt)] = numbers.setdefault(tuple(prompt), len(numbers))
+            key = prompt if isinstance(prompt, HiddenPrompt) else tuple(prompt)
+            known[id(prompt)] = numbers.setdefault(key, len(numbers))
         return known[id(prompt)]
 
     return number

@@ -12,7 +12,7 @@ from localizer.report.safe import clean
 from localizer.store import names, runs
 from localizer.store.reader import Capture
 from localizer.store.schema import Manifest, Open, Workload
-from localizer.store.verify import DAMAGED, SOUND, Verification
+from localizer.store.verify import DAMAGED, SOUND, ArchiveVerification, Verification
 from localizer.wire.versions import seen_on
 
 MATRIX_SHOWN = 100
@@ -85,6 +85,9 @@ def details(capture: Capture) -> str:
     lines = [f"{clean(capture.label)}  {'complete' if capture.complete else 'incomplete'}"]
     lines += [f"  incomplete    {clean(reason)}" for reason in capture.reasons]
     lines += [f"  untested      {sentence}" for sentence in untested(capture)]
+    if opening.reduced is not None:
+        lines.append(f"  reduced       from {clean(opening.reduced.of)}")
+        lines += [f"                without {clean(what)}" for what in opening.reduced.left_out]
     lines += [
         f"  made          {clean(opening.created)} by localizer {clean(opening.localizer)}",
         f"  source        vLLM {clean(source.vllm) or 'unknown'}, torch {clean(source.torch)}, "
@@ -227,7 +230,7 @@ def _line(folder: Path, label: str) -> tuple[str, ...]:
     )
 
 
-def verification(folder: Path, result: Verification) -> str:
+def verification(folder: Path | str, result: Verification) -> str:
     """What `localize verify` prints."""
     if result.state == DAMAGED:
         return f"damaged: {clean(result.reasons[0], 4000)}"
@@ -240,6 +243,14 @@ def verification(folder: Path, result: Verification) -> str:
         + "; ".join(clean(reason) for reason in result.reasons)
         + "."
     )
+
+
+def archive_verification(path: Path, result: ArchiveVerification) -> str:
+    """What `localize verify` prints of an archive: a line for it, and one for each capture."""
+    if result.reasons:
+        return f"damaged: {clean(result.reasons[0], 4000)}"
+    lines = [f"{clean(str(path), 4000)}: {result.members} members have their checksums."]
+    return "\n".join([*lines, *(verification(name, found) for name, found in result.captures.items())])
 
 
 def _size(capture: Capture) -> str:

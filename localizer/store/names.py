@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from localizer.errors import LocalizerError, NotACapture
+from localizer.store import archive
 from localizer.store.reader import Capture
 from localizer.store.schema import OPEN
 
@@ -98,5 +99,13 @@ def find(root: Path, reference: str) -> Path:
 
 
 def load(root: Path, reference: str) -> Capture:
-    """Open the capture named `reference`, as `find` finds it."""
+    """Open the capture named `reference`: as `find` finds it, or FILE.zip:CAPTURE, or FILE.zip if it has one.
+
+    Raises:
+        NotACapture, DamagedCapture: there is none, or it cannot be trusted.
+    """
+    inside = archive.find(root, reference)
+    if inside is not None:
+        path, capture = inside
+        return archive.Archive(path).load(capture)
     return Capture(find(root, reference))

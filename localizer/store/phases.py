@@ -76,6 +76,7 @@ class Phase(Capture):
             )
         work = msgspec.structs.replace(capture.open.workload, repeats=done.repeats)
         self._whole, self.phase, self.folder = capture, phase, capture.folder
+        self.shown = capture.shown
         self.open = msgspec.structs.replace(capture.open, workload=work, intervention=None)
         self._number, self._count = done.phases.index(phase), sum(work.matrix) * done.repeats
         self.files = capture.files

@@ -16,7 +16,17 @@ import xxhash
 from localizer.errors import DamagedCapture, NotACapture
 from localizer.store import schema, tensors, trace
 from localizer.store.expected import applicable
-from localizer.store.schema import COLUMNS, DIGEST, DIGEST_BYTES, UNFINISHED, Manifest, Open, Shard, Site
+from localizer.store.schema import (
+    COLUMNS,
+    DIGEST,
+    DIGEST_BYTES,
+    UNFINISHED,
+    Manifest,
+    Open,
+    Prompt,
+    Shard,
+    Site,
+)
 from localizer.store.sets import RowSet, Table, stack
 from localizer.store.trace import StepTrace
 from localizer.wire.spec import TOKEN_ROWS
@@ -45,6 +55,7 @@ class Capture:
 
     Args:
         folder: the numbered folder, e.g. `captures/candidate/0001`.
+        shown: what is said of where it lies, such as `x.zip:candidate`; the folder unless given.
 
     Raises:
         NotACapture: there is no open.json.
@@ -53,8 +64,9 @@ class Capture:
 
     phase = ""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shown: str = "") -> None:
         self.folder = folder
+        self.shown = shown or os.fsencode(folder).decode(errors="backslashreplace")
         if not (folder / schema.OPEN).is_file():
             raise NotACapture(
                 f"{folder} is not a capture: it holds no {schema.OPEN}; name a capture or its folder."
@@ -91,8 +103,8 @@ class Capture:
         return [name for names in schema.rounds(work.matrix, work.repeats) for name in names]
 
     @cached_property
-    def prompts(self) -> dict[str, list[int]]:
-        """Prompt token ids by request."""
+    def prompts(self) -> dict[str, Prompt]:
+        """Prompt token ids by request, or what stands for them."""
         prompts = self.open.workload.prompts
         return {name: prompts[int(name.rpartition(".")[2])] for name in self.requests}
 

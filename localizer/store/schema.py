@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -180,6 +183,34 @@ class Model(Record, frozen=True, kw_only=True):
     files: TextTable = {}
 
 
+class HiddenPrompt(Record, frozen=True, kw_only=True):
+    """A prompt without token ids: the keyed prefixes of its positions, 16 bytes each, in base64.
+
+    Its length is that of the prompt; two of them are equal if the prompts are.
+    """
+
+    prefixes: str
+
+    def __post_init__(self) -> None:
+        try:
+            size = len(base64.b64decode(self.prefixes, validate=True))
+        except (binascii.Error, ValueError):
+            raise ValueError("a hidden prompt is not base64") from None
+        if size % DIGEST_BYTES:
+            raise ValueError("a hidden prompt does not hold whole prefixes")
+
+    def __len__(self) -> int:
+        return (len(self.prefixes) // 4 * 3 - self.prefixes[-2:].count("=")) // DIGEST_BYTES
+
+    def table(self) -> np.ndarray:
+        """uint8 [tokens, 16]: the prefixes."""
+        blob = base64.b64decode(self.prefixes, validate=True)
+        return np.frombuffer(blob, np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+Prompt = list[TokenId] | HiddenPrompt
+
+
 class Workload(Record, frozen=True, kw_only=True):
     """What the source is asked to do.
 
@@ -193,7 +224,7 @@ class Workload(Record, frozen=True, kw_only=True):
     prompt_tokens: Count
     max_tokens: Count
     seed: Integer
-    prompts: Annotated[list[list[TokenId]], msgspec.Meta(max_length=MAX_REQUESTS)]
+    prompts: Annotated[Sequence[Prompt], msgspec.Meta(max_length=MAX_REQUESTS)]
     sampling: dict[str, Any]
     engine: dict[str, Any]
 
@@ -222,10 +253,28 @@ class Observer(Record, frozen=True, kw_only=True):
     probes: Annotated[tuple[str, ...], Few] = ()
 
 
+class Reduced(Record, frozen=True, kw_only=True):
+    """That a capture is a part of another one, and what was taken away.
+
+    Attributes:
+        of: label of the original.
+        manifest: SHA-256 in hex of the original's manifest.json; empty where it had none.
+        left_out: what was taken away, a sentence each.
+        key: names the secret key with which prefixes and digests were replaced; empty where none was. Only
+            captures of one key can be compared.
+    """
+
+    of: str
+    manifest: str
+    left_out: Texts
+    key: str = ""
+
+
 class Open(Record, frozen=True, kw_only=True):
     """open.json: everything that is known before the engine starts.
 
-    `intervention` is None unless the workload is done in phases, which `workload.repeats` then counts in.
+    `intervention` is None unless the workload is done in phases, which `workload.repeats` then counts in;
+    `reduced` is None unless this is a part of a capture.
     """
 
     format: str
@@ -240,6 +289,7 @@ class Open(Record, frozen=True, kw_only=True):
     environment: TextTable
     observer: Observer
     intervention: Intervention | None = None
+    reduced: Reduced | None = None
 
     def __post_init__(self) -> None:
         done = self.intervention
@@ -425,6 +475,17 @@ Document = TypeVar("Document", Open, Manifest)
 T = TypeVar("T")
 
 _LONGEST_REASON = 300
+
+
+def token_ids(prompt: Prompt) -> list[int]:
+    """The token ids of a prompt.
+
+    Raises:
+        LocalizerError: they were taken away.
+    """
+    if isinstance(prompt, HiddenPrompt):
+        raise LocalizerError("The prompts of this capture were taken away; use the capture it was made from.")
+    return prompt
 
 
 def check_settings(table: dict[str, Any]) -> None:

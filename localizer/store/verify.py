@@ -7,7 +7,8 @@ from pathlib import Path
 
 import xxhash
 
-from localizer.errors import DamagedCapture
+from localizer.errors import DamagedCapture, NotACapture
+from localizer.store.archive import Archive, check, named
 from localizer.store.expected import applicable
 from localizer.store.reader import Capture
 from localizer.store.selfcheck import mistraced, unaccounted, unfinished
@@ -28,6 +29,44 @@ class Verification:
     rows: int
 
 
+@dataclass(frozen=True)
+class ArchiveVerification:
+    """The state of an archive: the worst of itself and its captures.
+
+    Attributes:
+        state, reasons: as of a capture; `reasons` only of what is wrong with the archive itself.
+        members: how many have their checksums.
+        captures: what was found of each capture, by what it is called.
+    """
+
+    state: str
+    reasons: list[str]
+    members: int
+    captures: dict[str, Verification]
+
+
+def verify_archive(path: Path) -> ArchiveVerification:
+    """Check the checksums of an archive and every capture in it.
+
+    Raises:
+        NotACapture: the file is no archive, or holds no captures.
+    """
+    found: dict[str, Verification] = {}
+    try:
+        archive = Archive(path)
+        members = check(archive)
+        for name in archive.captures:
+            with archive.opened(name) as capture:
+                found[capture.shown] = verify(capture.folder)
+    except DamagedCapture as error:
+        return ArchiveVerification(DAMAGED, [named(str(error))], 0, found)
+    if not found:
+        raise NotACapture(f"{archive.shown} holds no captures; name an archive that localize attach made.")
+    states = {result.state for result in found.values()}
+    worst = next(state for state in (DAMAGED, INCOMPLETE, SOUND) if state in states)
+    return ArchiveVerification(worst, [], members, found)
+
+
 def verify(folder: Path) -> Verification:
     """Check a capture whole.
 
@@ -41,7 +80,7 @@ def verify(folder: Path) -> Verification:
         check_payload(capture)
         check_coverage(capture)
     except DamagedCapture as error:
-        return Verification(DAMAGED, [str(error)], 0, 0, 0)
+        return Verification(DAMAGED, [named(str(error))], 0, 0, 0)
     size = sum(file.size for file in capture.files)
     state = SOUND if capture.complete else INCOMPLETE
     return Verification(state, capture.reasons, len(capture.files), size, len(capture.table))

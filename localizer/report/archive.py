@@ -1,0 +1,54 @@
+"""What is said about archives: the line after `localize attach`, and the page inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from localizer.diff.result import Result
+from localizer.report.safe import clean
+
+
+def made(
+    path: Path, size: int, sha256: str, left_out: Mapping[str, Sequence[str]], changed: Sequence[str]
+) -> str:
+    """What `localize attach` prints: the archive in one line, then what is not in it."""
+    lines = [f"{clean(str(path), 4000)}: {size:,} bytes, SHA-256 {sha256}"]
+    return "\n".join([*lines, *_left_out(left_out), *_changed(changed)])
+
+
+def readme(left_out: Mapping[str, Sequence[str]], result: Result) -> str:
+    """README.txt: what the archive is, and how to check it and compare its captures again."""
+    controls = "".join(f" --control FILE.zip:{name}" for name in list(left_out)[2:])
+    lines = [
+        "Captures of vLLM and what localizer says of them.",
+        "",
+        "Check it:",
+        "    localize verify FILE.zip",
+        "Compare again, on any machine; neither a GPU nor torch nor vLLM is needed:",
+        f"    localize diff FILE.zip:candidate FILE.zip:parent{controls}",
+        "Without localizer, in the unpacked folder (it passes over the XXH128 lines, which xxhsum checks):",
+        "    sha256sum -c checksums.txt",
+        "",
+        f"Verdict: {result.verdict}. result.json holds the diff of the captures as they are here.",
+        "",
+    ]
+    return "\n".join([*lines, *(_left_out(left_out) or ["Nothing was left out."]), ""])
+
+
+def _left_out(left_out: Mapping[str, Sequence[str]]) -> list[str]:
+    """What was taken away, each thing once, with the captures of which it was."""
+    owners: dict[str, list[str]] = {}
+    for name, what in left_out.items():
+        for item in what:
+            owners.setdefault(item, []).append(name)
+    return [
+        f"  left out{'' if len(names) == len(left_out) else ' of ' + ', '.join(names)}: {clean(item)}"
+        for item, names in owners.items()
+    ]
+
+
+def _changed(changed: Sequence[str]) -> list[str]:
+    if not changed:
+        return []
+    return [f"  the whole captures say otherwise of: {', '.join(changed)}"]
