@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from localizer.diff import runs
 from localizer.diff.result import (
     CANDIDATE,
     DIVERGED,
@@ -15,7 +16,7 @@ from localizer.diff.result import (
     Reason,
     Tokens,
 )
-from localizer.diff.runs import SAME, Repetition, Witness
+from localizer.diff.runs import Repetition, Witness
 from localizer.store.reader import Capture
 
 EXIT_CODES = {IDENTICAL: 0, DIVERGED: 1, INCONCLUSIVE: 3}
@@ -107,9 +108,9 @@ def untrusted(
     """
     beside = [
         Reason(code=SOURCE_UNSTEADY, source=source)
-        for source in dict.fromkeys(item.source for item in untapped if item.differs != SAME)
+        for source in dict.fromkeys(item.source for item in untapped if item.differs != runs.SAME)
     ]
-    against = [Reason(code=NOT_NEUTRAL, source=item.source) for item in observer if item.differs != SAME]
+    against = [Reason(code=NOT_NEUTRAL, source=item.source) for item in observer if item.differs != runs.SAME]
     if witness is not None and not witness.reproduced:
         against.append(Reason(code=NOT_REPRODUCED, count=len(witness.tries)))
     verdict = INCONCLUSIVE if against else first_pass

@@ -94,7 +94,9 @@ def test_weights_identity_and_configuration(eager: Capture) -> None:
     assert len(set(found.weights.tensors.values())) > 30
     assert found.compiled is None
     assert found.identity is not None
-    assert {"torch/lib/libtorch_cpu.so", "vllm/_C.abi3.so"} <= set(found.identity.native)
+    assert "torch/lib/libtorch_cpu.so" in found.identity.native
+    # vLLM for the CPU has a library for each instruction set
+    assert any(name.startswith("vllm/_C") and name.endswith(".abi3.so") for name in found.identity.native)
     assert all(found.identity.native.values())
     assert found.identity.python.files > 100
     assert found.identity.python.changed == []
