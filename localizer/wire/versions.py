@@ -14,8 +14,8 @@ SEEN: dict[tuple[str, str], tuple[str, ...]] = {
     # The tests run 0.28.0 and 0.32.0. The others were captured once with the tiny model, eager: identical to
     # 0.32.0, with EAGLE3 too, but for 0.30.0, whose EAGLE3 does not run on the CPU, observed or not.
     (V1, "cpu"): ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0"),
-    # Captured on an H200 in all graph modes and eager, with Triton and FlashAttention 3, with EAGLE3; identical
-    # between modes and runners, tokens as without taps (benchmarks/results/gpu-capture.json).
+    # Captured on an H200 in all graph modes and eager, with Triton and FlashAttention 3, with EAGLE3:
+    # identical between modes and runners, tokens as without taps (benchmarks/results/gpu-capture.json).
     (V1, "cuda"): ("0.26.0",),
     (V2, "cuda"): ("0.26.0",),
 }

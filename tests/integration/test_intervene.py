@@ -93,6 +93,7 @@ def test_a_patch_that_changes_nothing_is_identical(answering: Answering) -> None
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_never_called_is_inconclusive(answering: Answering) -> None:
     never = "vllm.model_executor.models.utils:extract_layer_index"
     answer = answering("never", (never, "same"))
@@ -103,6 +104,7 @@ def test_what_is_never_called_is_inconclusive(answering: Answering) -> None:
     assert (called.code, called.detail) == (codes.NEVER_RAN, codes.NOT_CALLED)
 
 
+@pytest.mark.slow
 def test_the_prefix_cache_is_emptied_for_one_phase(answering: Answering) -> None:
     answer = answering("cache", phase="prefix-cache", prompt_tokens=300)
     assert answer.reasons == []
