@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/run_overhead.py --model smollm2 --scratch /tmp/run-overhead
 
-A fault is planted, so that the witness pass is made too. A plain run is a process of its own that builds the
-same engine and generates the same rounds, with nothing of localizer in it. Some are made before and some
-after; their median counts once for every capture of the run.
+Both sources are overlays; a fault is planted in one, so that the witness pass is made too. A plain run is a
+process of its own that builds the same engine and generates the same rounds, with nothing of localizer in it.
+Some are made before and some after; their median counts once for every capture of the run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def configuration(options: argparse.Namespace, engine: dict[str, Any], overlay: 
         [
             f'[workload]\nmodel = "{options.model}"\nmatrix = [{matrix}]\nrepeats = {options.repeats}',
             f"max_tokens = {options.tokens}",
-            f'[candidate]\noverlay = "{overlay}"\n[engine]',
+            f'[parent]\noverlay = "{overlay / "parent"}"',
+            f'[candidate]\noverlay = "{overlay / "candidate"}"\n[engine]',
             *lines,
             '[environment]\nVLLM_ENABLE_V1_MULTIPROCESSING = "0"',
         ]
@@ -77,7 +78,9 @@ def main() -> None:
     assert found is not None
     assert found.origin is not None
     overlay = options.scratch.resolve() / "overlay"
-    fault.plant(overlay, Path(found.origin).parent, fault.in_layer(4))
+    installed = Path(found.origin).parent
+    fault.plant(overlay / "candidate", installed, fault.in_layer(4))
+    fault.plant(overlay / "parent", installed, fault.Fault(fault.MODELS / "llama.py", fault.MLP, "pass"))
     (options.scratch / "localize.toml").write_text(configuration(options, engine, overlay))
     path = models.resolve(options.model).path
     sizes = plan.parse_matrix(options.matrix)
