@@ -64,26 +64,27 @@ def command(
     """
     from localizer.errors import Interrupted, LocalizerError
 
-    given = list(parse_pairs(overrides, "--set", values=True).items())
-    given += [
-        (key, value)
-        for key, value in (
-            ("workload.model", model),
-            ("candidate.overlay", overlay and os.path.abspath(overlay)),
-            ("selection.layers", layers),
-            ("run.witness_tries", witness_tries),
-            ("run.compile_cache", compile_cache),
-        )
-        if value is not None
-    ]
+    options = (
+        ("workload.model", model),
+        ("candidate.overlay", overlay and os.path.abspath(overlay)),
+        ("selection.layers", layers),
+        ("run.witness_tries", witness_tries),
+        ("run.compile_cache", compile_cache),
+    )
     try:
+        given = list(parse_pairs(overrides, "--set", values=True).items())
+        given += [(key, value) for key, value in options if value is not None]
         status = carry_out(file, given, root, style, fresh)
     except Interrupted as error:
         raise Interrupted(f"{error} The same command resumes the run.") from None
-    except LocalizerError as error:
+    except Exception as error:
         if not bisect:
             raise
-        click.echo(f"localize: {error}", err=True)
+        from localizer.report.safe import clean
+
+        what = str(error) if isinstance(error, LocalizerError) else f"{type(error).__name__}: {error}"
+        for line in what.split("\n"):
+            click.echo(f"localize: {clean(line, 4000)}", err=True)
         status = SKIP
     context.exit(SKIP if bisect and status not in (0, 1) else status)
 

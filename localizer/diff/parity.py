@@ -7,7 +7,7 @@ from collections import defaultdict
 from localizer.diff.record import Both
 from localizer.diff.result import Logits, Result, TopTwo
 from localizer.diff.runs import LOGITS, LOGPROBS, Choice, FirstToken, Parity, RoundParity
-from localizer.diff.steady import logprobs
+from localizer.diff.steady import compare_logprobs, logprobs
 from localizer.diff.tokens import RequestTokens, TokenComparison, compare_tokens
 from localizer.store.reader import Capture
 
@@ -15,12 +15,15 @@ from localizer.store.reader import Capture
 def parity(candidate: Capture, parent: Capture, result: Result) -> Parity:
     """Compare the tokens of two runs; `result` is a diff that may hold the logits of the first difference."""
     found = compare_tokens(candidate, parent, equal_workloads=True)
+    compared, differ, _ = compare_logprobs(candidate, parent)
     return Parity(
         captures=Both(candidate=candidate.label, parent=parent.label),
         tapped=candidate.open.observer.taps,
         tokens=found.tokens,
         rounds=rounds(candidate, found),
         first=_first(candidate, parent, found, result),
+        logprobs_compared=compared,
+        logprobs_differ=differ,
     )
 
 

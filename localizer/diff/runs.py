@@ -8,8 +8,16 @@ from localizer.store.schema import Probe
 
 SCHEMA = 1
 
-SAME, OTHER_TOKENS, OTHER_LOGPROBS = "same", "tokens", "logprobs"
-"""What two runs that should be equal differ in."""
+SAME, OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS, UNFINISHED = (
+    "same",
+    "tokens",
+    "logprobs",
+    "rows",
+    "incomplete",
+)
+"""What two runs that should be equal differ in; of runs that are not complete nothing is said."""
+
+DIFFERENT = (OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS)
 
 LOGITS, LOGPROBS = "logits", "logprobs"
 """What a margin was taken from."""
@@ -21,12 +29,14 @@ class Repetition(Record, frozen=True, kw_only=True):
     Attributes:
         source: "candidate" or "parent".
         one, other: labels of the captures.
-        differs: "same", "tokens", or "logprobs" where only log probabilities do.
+        differs: "same"; "tokens"; "logprobs" or "rows" where only log probabilities, or only recorded rows,
+            do; "incomplete" where one of the two is.
         requests, requests_differ, positions, positions_differ: of tokens.
         first: the first token that differs.
         logprobs_compared, logprobs_differ: positions up to the first token difference of their request whose
             log probabilities were compared, and differ; None where neither run was asked for any.
         first_logprob: the first of them.
+        pairs_compared, pairs_differ: row x site pairs, where both have taps.
     """
 
     source: str
@@ -41,6 +51,8 @@ class Repetition(Record, frozen=True, kw_only=True):
     logprobs_compared: int | None
     logprobs_differ: int | None
     first_logprob: TokenFirst | None
+    pairs_compared: int | None
+    pairs_differ: int | None
 
 
 class RoundParity(Record, frozen=True, kw_only=True):
@@ -73,13 +85,18 @@ class FirstToken(Record, frozen=True, kw_only=True):
 
 
 class Parity(Record, frozen=True, kw_only=True):
-    """Strict token parity of two runs, whole and by round."""
+    """Strict token parity of two runs, whole and by round.
+
+    `logprobs_compared` and `logprobs_differ` are as of a `Repetition`.
+    """
 
     captures: Both[str]
     tapped: bool
     tokens: Tokens
     rounds: list[RoundParity]
     first: FirstToken | None
+    logprobs_compared: int | None
+    logprobs_differ: int | None
 
 
 class Way(Record, frozen=True, kw_only=True):
@@ -100,6 +117,7 @@ class Reproduction(Record, frozen=True, kw_only=True):
         capture: its label.
         rows, rows_missing: rows of the first pass on the way to the witness; those that did not come again.
         compared, differ: row x site pairs, by digest.
+        missing: pairs that the first pass holds and it does not.
         tokens_equal: whether the requests' tokens up to there are the first pass's.
         first_site, first_request, first_position: of the first pair that differs.
     """
@@ -109,6 +127,7 @@ class Reproduction(Record, frozen=True, kw_only=True):
     rows_missing: int
     compared: int
     differ: int
+    missing: int
     tokens_equal: bool
     first_site: str | None
     first_request: str | None
@@ -117,19 +136,21 @@ class Reproduction(Record, frozen=True, kw_only=True):
     @property
     def reproduced(self) -> bool:
         """Whether all of it came again."""
-        return self.compared > 0 and not (self.differ or self.rows_missing) and self.tokens_equal
+        short = self.differ or self.rows_missing or self.missing
+        return self.compared > 0 and not short and self.tokens_equal
 
 
 class WitnessTry(Record, frozen=True, kw_only=True):
-    """One try of the witness pass."""
+    """One try of the witness pass; `difference`: whether the first difference is there again."""
 
     candidate: Reproduction
     parent: Reproduction
+    difference: bool
 
     @property
     def reproduced(self) -> bool:
-        """Whether both sides came again."""
-        return self.candidate.reproduced and self.parent.reproduced
+        """Whether both sides came again, and with them the difference."""
+        return self.candidate.reproduced and self.parent.reproduced and self.difference
 
 
 class Witness(Record, frozen=True, kw_only=True):

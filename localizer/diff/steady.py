@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from localizer.diff.align import align
+from localizer.diff.compare import compare
 from localizer.diff.result import TokenFirst
-from localizer.diff.runs import OTHER_LOGPROBS, OTHER_TOKENS, SAME, Repetition
+from localizer.diff.runs import OTHER_LOGPROBS, OTHER_ROWS, OTHER_TOKENS, SAME, UNFINISHED, Repetition
 from localizer.diff.tokens import compare_tokens
 from localizer.store.reader import Capture
 from localizer.store.schema import LogProbability
@@ -16,12 +18,17 @@ Logprobs = list[list[tuple[int, LogProbability]]]
 def compare_runs(source: str, one: Capture, other: Capture) -> Repetition:
     """Compare tokens and log probabilities of two runs of one source that did the same workload."""
     tokens = compare_tokens(one, other, equal_workloads=True)
-    compared, differ, first = _logprobs(one, other)
+    compared, differ, first = compare_logprobs(one, other)
+    pairs, pairs_differ = _pairs(one, other)
     found = SAME
-    if tokens.tokens.requests_differ or tokens.tokens.requests_unpaired or tokens.tokens.requests_unfinished:
+    if tokens.tokens.requests_differ:
         found = OTHER_TOKENS
     elif differ:
         found = OTHER_LOGPROBS
+    elif pairs_differ:
+        found = OTHER_ROWS
+    elif not (one.complete and other.complete) or tokens.tokens.requests_unpaired:
+        found = UNFINISHED
     return Repetition(
         source=source,
         one=one.label,
@@ -35,7 +42,17 @@ def compare_runs(source: str, one: Capture, other: Capture) -> Repetition:
         logprobs_compared=compared,
         logprobs_differ=differ,
         first_logprob=first,
+        pairs_compared=pairs,
+        pairs_differ=pairs_differ,
     )
+
+
+def _pairs(one: Capture, other: Capture) -> tuple[int | None, int | None]:
+    """How many row x site pairs both recorded, and how many of them differ; None without taps."""
+    if not (one.open.observer.taps and other.open.observer.taps):
+        return None, None
+    found = compare(one, other, align(one, other))
+    return int(found.compared_rows.sum()), int(found.differ_rows.sum())
 
 
 def logprobs(capture: Capture) -> Mapping[str, Logprobs]:
@@ -44,7 +61,7 @@ def logprobs(capture: Capture) -> Mapping[str, Logprobs]:
     return {output.request: output.logprobs for output in outputs if output.logprobs}
 
 
-def _logprobs(one: Capture, other: Capture) -> tuple[int | None, int | None, TokenFirst | None]:
+def compare_logprobs(one: Capture, other: Capture) -> tuple[int | None, int | None, TokenFirst | None]:
     """How many positions were compared and differ, and the first of these in the order of requests.
 
     Behind a different token nothing is compared: the two were asked for something else there.

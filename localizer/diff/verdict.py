@@ -16,7 +16,7 @@ from localizer.diff.result import (
     Reason,
     Tokens,
 )
-from localizer.diff.runs import Repetition, Witness
+from localizer.diff.runs import Parity, Repetition, Witness
 from localizer.store.reader import Capture
 
 EXIT_CODES = {IDENTICAL: 0, DIVERGED: 1, INCONCLUSIVE: 3}
@@ -30,16 +30,17 @@ INCOMPLETE, MISSING, NO_ROWS, NOTHING_COMPARED = (
     "nothing-compared",
 )
 NOT_REPRODUCIBLE, NOTHING_REPEATS = "not-reproducible", "nothing-repeats"
-SOURCE_UNSTEADY, NOT_NEUTRAL, NOT_REPRODUCED = (
+SOURCE_UNSTEADY, NOT_NEUTRAL, NOT_REPRODUCED, OUTPUTS_DIFFER = (
     "source-not-reproducible",
     "observer-not-neutral",
     "witness-not-reproduced",
+    "outputs-differ",
 )
 
 REASONS = (
     *(DIFFERENT_MODEL, NO_COMMON_PREFIX, INCOMPLETE, MISSING, NO_ROWS, NOTHING_COMPARED),
     *(NOT_REPRODUCIBLE, NOTHING_REPEATS),
-    *(SOURCE_UNSTEADY, NOT_NEUTRAL, NOT_REPRODUCED),
+    *(SOURCE_UNSTEADY, NOT_NEUTRAL, NOT_REPRODUCED, OUTPUTS_DIFFER),
 )
 """Codes of reasons, as docs/result.md explains them."""
 
@@ -97,24 +98,40 @@ def unsteady(tokens: Tokens) -> list[Reason]:
 def untrusted(
     first_pass: str,
     reasons: Sequence[Reason],
+    parity: Parity,
     untapped: Sequence[Repetition],
     observer: Sequence[Repetition],
+    repeats: Sequence[Repetition],
     witness: Witness | None,
 ) -> tuple[str, list[Reason]]:
     """The verdict of a run, from that of its first pass and from what the runs say of each other.
 
     An observer that is not neutral, and a witness that did not come again, make it inconclusive; the
-    differences stay listed. A source that is not reproducible is a reason beside the verdict.
+    differences stay listed. A source that is not reproducible is a reason beside the verdict. Nothing is
+    identical while tokens or log probabilities of the two sources differ, or a source with taps differs from
+    itself.
     """
-    beside = [
-        Reason(code=SOURCE_UNSTEADY, source=source)
-        for source in dict.fromkeys(item.source for item in untapped if item.differs != runs.SAME)
+    unsteady = [item.source for item in (*untapped, *repeats) if item.differs in runs.DIFFERENT]
+    beside = [Reason(code=SOURCE_UNSTEADY, source=source) for source in dict.fromkeys(unsteady)]
+    unfinished = [item.source for item in (*untapped, *observer, *repeats) if item.differs == runs.UNFINISHED]
+    beside += [
+        Reason(code=INCOMPLETE, source=source, detail="a further run of it did not end as it should")
+        for source in dict.fromkeys(unfinished)
     ]
-    against = [Reason(code=NOT_NEUTRAL, source=item.source) for item in observer if item.differs != runs.SAME]
+    against = [
+        Reason(code=NOT_NEUTRAL, source=item.source, count=sum(it.source == item.source for it in untapped))
+        for item in observer
+        if item.differs in runs.DIFFERENT
+    ]
     if witness is not None and not witness.reproduced:
         against.append(Reason(code=NOT_REPRODUCED, count=len(witness.tries)))
-    verdict = INCONCLUSIVE if against else first_pass
-    return verdict, [*against, *reasons, *beside]
+    if against:
+        return INCONCLUSIVE, [*against, *reasons, *beside]
+    if first_pass == IDENTICAL and (parity.tokens.positions_differ or parity.logprobs_differ):
+        return DIVERGED, [Reason(code=OUTPUTS_DIFFER), *reasons, *beside]
+    if first_pass == IDENTICAL and any(item.differs in runs.DIFFERENT for item in repeats):
+        return INCONCLUSIVE, [*beside, *reasons]
+    return first_pass, [*reasons, *beside]
 
 
 def decide(

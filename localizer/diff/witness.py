@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from localizer.diff.align import Alignment, align
+from localizer.diff.align import Alignment, align, comparable
 from localizer.diff.compare import compare
 from localizer.diff.result import Result
 from localizer.diff.runs import Reproduction, Way
-from localizer.store.expected import is_draft
 from localizer.store.reader import Capture
 
 TOKEN, SITE = "token", "site"
@@ -34,7 +33,7 @@ def ways(found: Result) -> list[Way]:
 
 
 def reproduction(again: Capture, before: Capture, chosen: Sequence[Way]) -> Reproduction:
-    """Compare, by digest, the target's rows on the ways with those of the first pass, at all shared sites."""
+    """Compare, by digest, the rows on the ways with those of the first pass, at all shared sites."""
     alignment = align(again, before)
     wanted = np.unique(np.concatenate([_rows(before, way) for way in chosen]))
     pairs = np.flatnonzero(np.isin(alignment.parent, wanted))
@@ -47,6 +46,7 @@ def reproduction(again: Capture, before: Capture, chosen: Sequence[Way]) -> Repr
         rows_missing=len(wanted) - len(pairs),
         compared=int(found.compared_rows.sum()),
         differ=int(found.differ_rows.sum()),
+        missing=_missing(again, before, part),
         tokens_equal=all(_tokens(again, way) == _tokens(before, way) for way in chosen),
         first_site=site,
         first_request=request,
@@ -61,10 +61,30 @@ def _tokens(capture: Capture, way: Way) -> list[int]:
 
 
 def _rows(capture: Capture, way: Way) -> np.ndarray:
-    """The target's rows of a way."""
+    """The rows of a way, the draft's too, but for those that a draft computed for rejected tokens."""
     columns = capture.table.columns
     mine = columns["request"] == capture.requests.index(way.request)
-    return np.flatnonzero(mine & (columns["position"] <= way.position) & ~is_draft(columns))
+    return np.flatnonzero(mine & (columns["position"] <= way.position) & comparable(capture.table))
+
+
+def _missing(again: Capture, before: Capture, part: Alignment) -> int:
+    """Pairs that the first pass recorded, at sites that both have, and the witness did not."""
+    ours = again.table.present[part.candidate][:, part.candidate_sites]
+    theirs = before.table.present[part.parent][:, part.parent_sites]
+    return int((theirs & ~ours).sum())
+
+
+def shows(found: Result, first_pass: Result) -> bool:
+    """Whether the diff of two witness captures has the first difference of the first pass."""
+    if first_pass.first is None:
+        return found.tokens.first == first_pass.tokens.first
+    one, other = found.first, first_pass.first
+    return one is not None and (one.request, one.position, one.kind, one.site) == (
+        other.request,
+        other.position,
+        other.kind,
+        other.site,
+    )
 
 
 def _first(

@@ -12,8 +12,10 @@ from localizer.diff.result import DIVERGED, Difference, TokenFirst
 from localizer.diff.runs import (
     LOGPROBS,
     OTHER_LOGPROBS,
+    OTHER_ROWS,
     OTHER_TOKENS,
     SAME,
+    UNFINISHED,
     Choice,
     Parity,
     Repetition,
@@ -75,7 +77,7 @@ def headline(result: RunResult) -> str:
     """The verdict in one line."""
     if result.verdict == result.diff.verdict:
         return wording.headline(result.diff)
-    why = "; ".join(wording.reason(reason) for reason in result.reasons[:1])
+    why = "; ".join(wording.reason(reason) for reason in result.reasons[:1]) or "see below"
     if result.diff.verdict == DIVERGED:
         return f"{result.verdict}: {why} (what was captured is {wording.headline(result.diff)})"
     return f"{result.verdict}: {why}"
@@ -100,6 +102,9 @@ def _parity(found: Parity) -> Iterator[Block]:
         loud = frozenset(i for i, item in enumerate(found.rounds) if item.requests_differ)
         header = ["round", "batch", "requests differ", "positions differ"]
         yield Table(header, rows, frozenset({0, 1, 2, 3}), loud)
+    if found.logprobs_differ:
+        of = count(found.logprobs_compared or 0, "position")
+        yield Line(f"log probabilities differ at {found.logprobs_differ:,} of {of}")
     first = found.first
     if first is not None:
         where = f"request {clean(first.request)}, position {first.position} (output {first.output_index})"
@@ -122,7 +127,8 @@ def _steadiness(result: RunResult) -> Iterator[str]:
         if item.differs == SAME:
             yield f"the {item.source} is reproducible: {_pair(item)}, without taps, returned {_same(item)}"
         else:
-            yield f"the {item.source} is NOT reproducible: {_pair(item)}, without taps, {_differ(item)}"
+            both = f"{_pair(item)}, without taps,"
+            yield f"the {item.source} is {_not(item)}reproducible: {both} {_differ(item)}"
     if not result.untapped:
         yield "whether a source is reproducible was not looked at: no two runs without taps were made"
     for item in result.observer:
@@ -130,7 +136,7 @@ def _steadiness(result: RunResult) -> Iterator[str]:
         if item.differs == SAME:
             yield f"taps are neutral on the {item.source}: {both} returned {_same(item)}"
         else:
-            yield f"taps are NOT neutral on the {item.source}: {both} {_differ(item)}"
+            yield f"taps are {_not(item)}neutral on the {item.source}: {both} {_differ(item)}"
     unsteady = {item.source for item in result.untapped if item.differs != SAME}
     for source in sorted(unsteady):
         yield f"whether taps are neutral on the {source} cannot be told, since it does not repeat itself"
@@ -139,6 +145,10 @@ def _steadiness(result: RunResult) -> Iterator[str]:
     for item in result.repeats:
         what = f"returned {_same(item)}" if item.differs == SAME else _differ(item)
         yield f"with taps, two runs of the {item.source}, {_pair(item)}, {what}"
+
+
+def _not(item: Repetition) -> str:
+    return "perhaps not " if item.differs == UNFINISHED else "NOT "
 
 
 def _pair(item: Repetition) -> str:
@@ -151,6 +161,13 @@ def _same(item: Repetition) -> str:
 
 
 def _differ(item: Repetition) -> str:
+    if item.differs == UNFINISHED:
+        return "cannot be compared: one of them is incomplete"
+    if item.differs == OTHER_ROWS:
+        return (
+            f"returned {_same(item)}, but differ at {item.pairs_differ or 0:,} of "
+            f"{count(item.pairs_compared or 0, 'row × site pair')}"
+        )
     if item.differs == OTHER_TOKENS:
         return (
             f"differ in {item.requests_differ:,} of {count(item.requests, 'request')} at "
@@ -210,6 +227,8 @@ def _witness(result: RunResult) -> Iterator[Block]:
     yield Line(f"captured again with payload at all sites: {'; '.join(ways)}")
     lines = []
     for number, item in enumerate(found.tries, 1):
+        if not item.difference:
+            lines.append(f"attempt {number}: the first difference is NOT there again")
         for side, again in (("candidate", item.candidate), ("parent", item.parent)):
             lines.append(f"attempt {number}, {side} {clean(again.capture)}: {_reproduction(again)}")
     yield Bullets(lines)
@@ -232,6 +251,8 @@ def _reproduction(again: Reproduction) -> str:
         said.append(f"{count(again.rows_missing, 'row')} of the first pass did not come again")
     if not again.tokens_equal:
         said.append("other tokens were returned on the way")
+    if again.missing:
+        said.append(f"{count(again.missing, 'row × site pair')} of the first pass are missing")
     if not again.compared:
         said.append("nothing could be compared with the first pass")
     return f"NOT reproduced: {'; '.join(said)}"

@@ -127,8 +127,11 @@ def reason(item: Reason) -> str:
         verdict.NO_ROWS: f"{who} recorded no rows, so no tensor was compared",
         verdict.NOTHING_COMPARED: "no row of any site is held by both captures, so no tensor was compared",
         verdict.NOTHING_REPEATS: "no prompt and no prefix occurs twice in the capture: nothing to compare",
-        verdict.SOURCE_UNSTEADY: f"{who} is not reproducible: two runs without taps differ",
-        verdict.NOT_NEUTRAL: f"the observer is not neutral: with taps {who} returned something else",
+        verdict.SOURCE_UNSTEADY: f"{who} is not reproducible: two equal runs of it differ",
+        verdict.NOT_NEUTRAL: f"the observer is not neutral: with taps {who} returned something else"
+        if item.count
+        else f"with taps {who} returned something else, by the observer or by chance: one run had none",
+        verdict.OUTPUTS_DIFFER: "returned tokens or log probabilities differ, though no compared row does",
         verdict.NOT_REPRODUCED: "the witness was not reproduced: what leads to the first difference came "
         f"out otherwise in {count(item.count, 'attempt')}",
         verdict.NOT_REPRODUCIBLE: f"{who} does not repeat itself: a later pass returned other tokens",

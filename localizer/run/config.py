@@ -37,7 +37,7 @@ class Workload(_Section, frozen=True, kw_only=True):
     repeats: Positive = 2
     prompt_tokens: Positive = 16
     max_tokens: Positive = 64
-    seed: int = 0
+    seed: Count = 0
     speculative_model: str = ""
     speculative: dict[str, Any] = {}
 
@@ -125,8 +125,8 @@ def load(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Config:
         ) from None
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise LocalizerError(f"{path} is not TOML: {error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise LocalizerError(f"{path} is not TOML that can be used: {error}.") from None
     for name, value in overrides:
         _put(tree, name, value)
     try:

@@ -6,18 +6,21 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
+MOST = 1000
+"""Lines that are looked at: their number is squared."""
+
 
 def line_of(text: str, path: Sequence[str]) -> int | None:
     """Number, from 1, of the line on which the value at `path` begins; None where there is no such value.
 
     The parser itself says so: a value begins behind the last line up to which the text is whole without it.
     """
-    lines = text.splitlines()
+    lines = text.split("\n")
     begins = 0
-    for number in range(1, len(lines) + 1):
+    for number in range(1, min(len(lines), MOST) + 1):
         try:
             tree = tomllib.loads("\n".join(lines[:number]))
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             continue  # in the middle of a value
         if _has(tree, path):
             written = (i for i in range(begins, number) if lines[i].strip() and lines[i].strip()[0] != "#")

@@ -29,12 +29,13 @@ from localizer.diff.runs import (
     WitnessTry,
 )
 from localizer.diff.settings import flat
+from localizer.errors import LocalizerError
 from localizer.run import plan
 from localizer.run.config import NONE, SHARED, Config
 from localizer.run.plan import Step
 from localizer.store import schema
 from localizer.store.reader import Capture
-from localizer.store.runs import Done, RunFolder
+from localizer.store.runs import Done, RunFolder, digest
 
 
 class Watcher(Protocol):
@@ -84,6 +85,7 @@ class Pipeline:
         self._captures: dict[str, Capture] = {}
         self._steps: list[RunStep] = []
         self._begun: set[str] = set()
+        self._first: dict[str, Capture] = {}
         self._pinned: int | None = None
 
     def run(self) -> RunResult:
@@ -113,8 +115,10 @@ class Pipeline:
     def _key(self, openings: dict[str, schema.Open]) -> str:
         """A digest of what the run is made of: an interrupted one resumes only if that is the same."""
         parts = [
-            msgspec.json.encode((self._config, opening.source, opening.workload.model, opening.environment))
-            for opening in openings.values()
+            msgspec.json.encode(
+                (self._config, it.source, it.workload.model, it.workload.draft, it.environment)
+            )
+            for it in openings.values()
         ]
         return xxhash.xxh3_64_hexdigest(b"\0".join(parts))
 
@@ -148,11 +152,28 @@ class Pipeline:
                 shutil.rmtree(self._caches / step.arm, ignore_errors=True)
             capture, done = self._take(step, which, ways)
         self._begun.add(step.arm)
+        self._check(step, capture)
         self._captures[step.name] = capture
         self._steps.append(
             RunStep(step=step.name, capture=capture.label, seconds=done.seconds, resumed=found is not None)
         )
         return capture
+
+    def _check(self, step: Step, capture: Capture) -> None:
+        """Check that a capture is of the same source as the others of its side.
+
+        Raises:
+            LocalizerError: the source has changed while the run went on.
+        """
+        first = self._first.setdefault(step.side, capture)
+        changed = first.open.source != capture.open.source
+        ours, theirs = (it.manifest.identity if it.manifest is not None else None for it in (first, capture))
+        changed |= ours is not None and theirs is not None and ours.python.changed != theirs.python.changed
+        if changed:
+            raise LocalizerError(
+                f"The {step.side}'s source is not the same in {first.label} and {capture.label}: it changed "
+                "during the run; leave it alone and start again with --fresh."
+            )
 
     def _take(self, step: Step, which: str, ways: str) -> tuple[Capture, Done]:
         request = plan.request(self._config, step, self._root, self._base, self._caches, self._pinned)
@@ -163,7 +184,12 @@ class Pipeline:
         self._watcher.captured(capture)
         seconds = time.monotonic() - started
         done = Done(
-            step=step.name, number=capture.open.number, seconds=seconds, pinned=self._pinned, ways=ways
+            step=step.name,
+            number=capture.open.number,
+            seconds=seconds,
+            manifest=digest(capture),
+            pinned=self._pinned,
+            ways=ways,
         )
         if capture.complete:
             self.record.add(done)
@@ -196,18 +222,20 @@ class Pipeline:
             if runs and side not in unsteady
         ]
         witnessed, found = self._witness(first_pass, fair)
-        decided, reasons = verdict.untrusted(
-            first_pass.verdict, first_pass.reasons, steadiness, observer, witnessed
-        )
         plain = [untapped[side][0] if untapped[side] else self._captures[side] for side in untapped]
+        table = parity(plain[1], plain[0], found)
+        repeats = self._repeats(candidate, parent, controls)
+        decided, reasons = verdict.untrusted(
+            first_pass.verdict, first_pass.reasons, table, steadiness, observer, repeats, witnessed
+        )
         return RunResult(
             verdict=decided,
             attribution=found.attribution,
             reasons=reasons,
-            parity=parity(plain[1], plain[0], found),
+            parity=table,
             untapped=steadiness,
             observer=observer,
-            repeats=self._repeats(candidate, parent, controls),
+            repeats=repeats,
             kv_blocks=self._blocks(),
             pinned=self._pinned,
             compile_cache=self._caching,
@@ -256,14 +284,15 @@ class Pipeline:
                 step.side: self._make(step, f"witness, attempt {number}")
                 for step in plan.witness_pass(number, ways)
             }
+            result = diff(again[CANDIDATE], again[PARENT], controls)
             found.append(
                 WitnessTry(
                     candidate=witness.reproduction(again[CANDIDATE], before[0], ways),
                     parent=witness.reproduction(again[PARENT], before[1], ways),
+                    difference=witness.shows(result, first_pass),
                 )
             )
             if found[-1].reproduced:
-                result = diff(again[CANDIDATE], again[PARENT], controls)
                 return Witness(ways=list(ways), tries=found), result
         return Witness(ways=list(ways), tries=found), first_pass
 

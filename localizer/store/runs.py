@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -41,15 +41,22 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
         step: its name.
         number: of the capture.
         seconds: that it took.
+        manifest: xxh3-128 of the capture's manifest.
         pinned: to how many KV cache blocks it was set; None for none.
         ways: the rows that a witness capture keeps, as text; empty in the first pass.
     """
 
     step: str
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
     seconds: float
+    manifest: str
     pinned: int | None = None
     ways: str = ""
+
+
+def digest(capture: Capture) -> str:
+    """xxh3-128 in hex of a capture's manifest, which holds the digests of all its files."""
+    return tensors.file_digest(capture.folder / schema.MANIFEST)
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -95,14 +102,15 @@ class RunFolder:
                     capture = Capture(self.root / step / f"{done.number:04d}")
                 except (NotACapture, DamagedCapture):
                     return None
-                return (capture, done) if capture.complete else None
+                same = capture.complete and digest(capture) == done.manifest
+                return (capture, done) if same else None
         return None
 
     def add(self, done: Done) -> None:
         """Note a finished capture, durably."""
         self.done.append(done)
         with (self.folder / STEPS).open("ab") as handle:
-            handle.write(msgspec.json.encode(done) + b"\n")
+            handle.write(b"\n" + msgspec.json.encode(done) + b"\n")  # behind what a killed run has torn
             handle.flush()
             os.fsync(handle.fileno())
 
@@ -120,8 +128,8 @@ def folders(root: Path) -> list[Path]:
 def verdict(folder: Path) -> str | None:
     """The verdict of a finished run; None where it is not finished, or cannot be read."""
     try:
-        found: _Result = msgspec.json.decode(schema.read(folder / RESULT), type=_Result)
-    except (msgspec.MsgspecError, DamagedCapture):
+        found = schema.parse(schema.read(folder / RESULT), _Result)
+    except (ValueError, DamagedCapture):
         return None
     return found.verdict
 
@@ -129,19 +137,22 @@ def verdict(folder: Path) -> str | None:
 def read(folder: Path) -> Run | None:
     """The run.json of a run; None where it cannot be read."""
     try:
-        return msgspec.json.decode(schema.read(folder / RUN), type=Run)
-    except (msgspec.MsgspecError, DamagedCapture):
+        run = schema.parse(schema.read(folder / RUN), Run)
+    except (ValueError, DamagedCapture):
         return None
+    return run if (run.format, run.schema) == (FORMAT, SCHEMA) else None
 
 
 def _lines(path: Path) -> list[Done]:
     """Finished captures; a torn last line is what a killed run leaves."""
-    if not path.is_file():
-        return []
     found = []
-    for line in path.read_bytes().split(b"\n"):
+    try:
+        lines = schema.read(path).split(b"\n")
+    except DamagedCapture:
+        return []
+    for line in lines:
         try:
-            found.append(msgspec.json.decode(line, type=Done))
-        except msgspec.MsgspecError:
+            found.append(schema.parse(line, Done))
+        except ValueError:
             continue
     return found

@@ -75,7 +75,7 @@ def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, line: int,
 
 
 def test_what_is_no_toml_and_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(LocalizerError, match=r"is not TOML: .*line 1"):
+    with pytest.raises(LocalizerError, match=r"is not TOML that can be used: .*line 1"):
         read(tmp_path, "[workload\n")
     with pytest.raises(LocalizerError, match="write one with localize init"):
         load(tmp_path / "other.toml")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,13 +17,15 @@ from typing import Any
 import msgspec
 import pytest
 from builders import Plan, attention, bump, put, write
+from click.testing import CliRunner
 
 from localizer.capture.finish import describe
 from localizer.capture.request import CaptureRequest
 from localizer.capture.session import Progress
+from localizer.cli.run import command
 from localizer.diff.result import Difference
 from localizer.diff.runs import RunResult
-from localizer.errors import CaptureFailed
+from localizer.errors import CaptureFailed, LocalizerError
 from localizer.report import run as report
 from localizer.report.captures import history
 from localizer.run.config import Config, load
@@ -318,3 +321,89 @@ def test_the_result_is_json_and_is_listed(config: Config, tmp_path: Path) -> Non
     lines = history(tmp_path / "captures").splitlines()
     (line,) = (line for line in lines if line.startswith("runs/"))
     assert line.split()[-2:] == ["10", "diverged"]
+
+
+def test_a_witness_that_lacks_the_difference_is_not_reproduced(config: Config, tmp_path: Path) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        lacks = {"absent": frozenset({QUERY}), "state": "incomplete"} if "witness" in name else {}
+        return FAULT | lacks if name.startswith("candidate") else {}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert (found.verdict, [reason.code for reason in found.reasons]) == (
+        "inconclusive",
+        ["witness-not-reproduced"],
+    )
+    assert "1 row × site pair of the first pass are missing" in text_of(tmp_path)
+
+
+def test_tokens_that_differ_without_taps_are_never_identical(config: Config, tmp_path: Path) -> None:
+    """The candidate does not repeat itself without taps, and with taps nothing differs."""
+    vllm = Vllm(lambda name, number: OTHER_TOKEN if name == "candidate-untapped" else {})
+    found, _ = going(config, tmp_path, vllm)
+    assert (found.verdict, found.first_pass.verdict, found.first) == ("diverged", "identical", None)
+    assert [reason.code for reason in found.reasons] == ["outputs-differ", "source-not-reproducible"]
+    assert text_of(tmp_path).startswith("diverged: returned tokens or log probabilities differ")
+
+
+def test_a_candidate_that_differs_from_itself_by_rows_is_not_identical(
+    config: Config, tmp_path: Path
+) -> None:
+    found, _ = going(config, tmp_path, Vllm(lambda name, number: FAULT if name == "candidate-2" else {}))
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
+    assert [(reason.code, reason.source) for reason in found.reasons] == [
+        ("source-not-reproducible", "candidate")
+    ]
+    assert "but differ at 1 of" in text_of(tmp_path)
+
+
+def test_log_probabilities_of_the_two_sources_are_compared(config: Config, tmp_path: Path) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        value = -0.5 if name.startswith("candidate") else -0.25
+        return {"logprobs": {"r01.00": [[[3, value], [4, -2.0]]] * 4}}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert (found.verdict, [reason.code for reason in found.reasons]) == ("diverged", ["outputs-differ"])
+    assert "log probabilities differ at 4 of 4 positions" in text_of(tmp_path)
+
+
+def test_a_source_that_changes_during_the_run_is_noticed(config: Config, tmp_path: Path) -> None:
+    vllm = Vllm(lambda name, number: {"vllm": "0.28.0"} if name == "candidate" else {})
+    with pytest.raises(LocalizerError, match="it changed during the run"):
+        going(config, tmp_path, vllm)
+
+
+def test_a_capture_that_was_replaced_is_made_anew(config: Config, tmp_path: Path) -> None:
+    def fails(name: str, number: int) -> dict[str, Any]:
+        if name == "candidate":
+            raise Broken
+        return {}
+
+    with pytest.raises(Broken):
+        going(config, tmp_path, Vllm(fails))
+    folder = tmp_path / "captures" / "parent-untapped" / "0001"
+    shutil.rmtree(folder)
+    write(tmp_path / "captures", Plan(name="parent-untapped", max_tokens=2))
+    again = Vllm(candidates())
+    going(config, tmp_path, again)
+    assert again.made[0] == "parent-untapped"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "", "{}", '{"verdict": 3}', "\x00"])
+def test_damaged_records_of_runs_are_listed(config: Config, tmp_path: Path, text: str) -> None:
+    going(config, tmp_path, Vllm(candidates()))
+    (folder,) = runs.folders(tmp_path / "captures")
+    (folder / runs.RESULT).write_text(text)
+    (folder / runs.STEPS).write_text(text)
+    assert "not finished" in history(tmp_path / "captures")
+    (folder / runs.RUN).write_text(text)
+    assert "damaged" in history(tmp_path / "captures")
+
+
+@pytest.mark.parametrize("text", ["x = [", "workload = 3", "[workload]\nmodel = 'x'\n\"\\u001b[31m\" = 1"])
+def test_bisect_passes_over_what_cannot_be_judged(tmp_path: Path, text: str) -> None:
+    (tmp_path / "localize.toml").write_text(text)
+    asked = [str(tmp_path / "localize.toml"), "--bisect", "--out", str(tmp_path / "captures")]
+    done = CliRunner().invoke(command, asked)
+    assert done.exit_code == 125, "2 would be a bad commit"
+    assert "\x1b" not in done.output
+    assert CliRunner().invoke(command, [*asked, "--set", "nonsense"]).exit_code == 125
