@@ -173,7 +173,7 @@ def test_only_under_speculation(running: Callable[..., RunResult]) -> None:
     assert (found.verdict, found.attribution) == ("diverged", "candidate-only")
     assert found.first is not None
     assert found.first.site.startswith("draft:")
-    assert "draft-only" in {item.pattern for item in found.diff.signatures}
+    assert "draft-only" in {item.code for item in found.diff.signatures}
 
 
 @pytest.mark.slow
