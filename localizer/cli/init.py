@@ -17,9 +17,9 @@ def command(file: Path, force: bool) -> None:
 
     FILE is localize.toml unless said.
     """
-    from localizer.run.config import template
+    from localizer.run.config import TEMPLATE
 
     if file.exists() and not force:
         raise LocalizerError(f"{file} is there already; name another file, or overwrite it with --force.")
-    file.write_text(template(), encoding="utf-8")
+    file.write_text(TEMPLATE, encoding="utf-8")
     click.echo(f"{file} is written: edit [workload], [candidate] and [engine], then: localize run {file}")

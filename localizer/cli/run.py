@@ -109,7 +109,10 @@ def carry_out(file: Path, overrides: Sequence[tuple[str, Any]], root: Path, styl
         report.render(form, result, stream)
     pipeline.record.finish(kept["json"].getvalue(), kept["text"].getvalue())
     watcher.tell(f"The report is kept in {pipeline.record.folder}.")
-    report.render(style, result, sys.stdout)
+    if style == "json":
+        sys.stdout.write(kept["json"].getvalue())
+    else:  # once more: a terminal has colours
+        report.render(style, result, sys.stdout)
     return EXIT_CODES[result.verdict]
 
 
@@ -127,9 +130,9 @@ class Console:
 
     def differences(self, found: Sequence[Difference]) -> None:
         """What differs between the two sources, before anything runs."""
-        from localizer.report import run, text
+        from localizer.report import text
 
-        text.write(run.sources(found), sys.stderr)
+        text.write(text.differing(list(found)), sys.stderr)
 
     def capture(self, name: str) -> ConsoleProgress:
         """The progress of one capture."""

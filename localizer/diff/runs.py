@@ -17,7 +17,6 @@ SAME, OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS, UNFINISHED = (
 )
 """What two runs that should be equal differ in; of runs that are not complete nothing is said."""
 
-DIFFERENT = (OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS)
 
 LOGITS, LOGPROBS = "logits", "logprobs"
 """What a margin was taken from."""
@@ -53,6 +52,11 @@ class Repetition(Record, frozen=True, kw_only=True):
     first_logprob: TokenFirst | None
     pairs_compared: int | None
     pairs_differ: int | None
+
+    @property
+    def different(self) -> bool:
+        """Whether the two are seen to differ."""
+        return self.differs in (OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS)
 
 
 class RoundParity(Record, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ _ABSENT = object()
 
 def differences(candidate: Capture, parent: Capture) -> list[Difference]:
     """Every recorded setting that is not the same, by dotted name."""
-    found = list(_differences(settings(candidate), settings(parent)))
+    found = unequal(settings(candidate), settings(parent))
     left, right = candidate.manifest, parent.manifest
     if left is None or right is None:
         return found
@@ -31,14 +31,17 @@ def differences(candidate: Capture, parent: Capture) -> list[Difference]:
         if section == "config" and candidate.open.source.vllm != parent.open.source.vllm:
             here = {name: value for name, value in here.items() if name in there}
             there = {name: value for name, value in there.items() if name in here}  # versions add fields
-        found += [item for item in _differences(here, there) if not _told(item, found)]
+        found += [item for item in unequal(here, there) if not _told(item, found)]
     return found
 
 
-def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Difference]:
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        if ours.get(name, _ABSENT) != theirs.get(name, _ABSENT):
-            yield Difference(setting=name, candidate=ours.get(name), parent=theirs.get(name))
+def unequal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Difference]:
+    """What two flat tables do not share, in the order of the first."""
+    return [
+        Difference(setting=name, candidate=ours.get(name), parent=theirs.get(name))
+        for name in [*ours, *(name for name in theirs if name not in ours)]
+        if ours.get(name, _ABSENT) != theirs.get(name, _ABSENT)
+    ]
 
 
 def _told(item: Difference, found: list[Difference]) -> bool:
@@ -119,7 +122,7 @@ def weights(candidate: Weights | None, parent: Weights | None) -> Iterator[Diffe
     if candidate is None or parent is None or candidate.algorithm != parent.algorithm:
         return
     ours, theirs = candidate.tensors, parent.tensors
-    different = list(_differences(ours, theirs))
+    different = unequal(ours, theirs)
     if not different:
         return
     total = len(ours.keys() | theirs.keys())

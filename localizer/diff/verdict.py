@@ -111,7 +111,7 @@ def untrusted(
     identical while tokens or log probabilities of the two sources differ, or a source with taps differs from
     itself.
     """
-    unsteady = [item.source for item in (*untapped, *repeats) if item.differs in runs.DIFFERENT]
+    unsteady = [item.source for item in (*untapped, *repeats) if item.different]
     beside = [Reason(code=SOURCE_UNSTEADY, source=source) for source in dict.fromkeys(unsteady)]
     unfinished = [item.source for item in (*untapped, *observer, *repeats) if item.differs == runs.UNFINISHED]
     beside += [
@@ -121,7 +121,7 @@ def untrusted(
     against = [
         Reason(code=NOT_NEUTRAL, source=item.source, count=sum(it.source == item.source for it in untapped))
         for item in observer
-        if item.differs in runs.DIFFERENT
+        if item.different
     ]
     if witness is not None and not witness.reproduced:
         against.append(Reason(code=NOT_REPRODUCED, count=len(witness.tries)))
@@ -129,7 +129,7 @@ def untrusted(
         return INCONCLUSIVE, [*against, *reasons, *beside]
     if first_pass == IDENTICAL and (parity.tokens.positions_differ or parity.logprobs_differ):
         return DIVERGED, [Reason(code=OUTPUTS_DIFFER), *reasons, *beside]
-    if first_pass == IDENTICAL and any(item.differs in runs.DIFFERENT for item in repeats):
+    if first_pass == IDENTICAL and any(item.different for item in repeats):
         return INCONCLUSIVE, [*beside, *reasons]
     return first_pass, [*reasons, *beside]
 

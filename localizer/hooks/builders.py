@@ -7,10 +7,10 @@ builders, those of a draft's `draft_attn_groups` too. What builders keep from ca
 
 from __future__ import annotations
 
-import itertools
 from contextlib import ExitStack
 from typing import Any
 
+from localizer.hooks.counts import builders, groups
 from localizer.hooks.layout import CannotTap
 from localizer.hooks.patches import Calls, InStep
 from localizer.hooks.replace import replace
@@ -45,36 +45,30 @@ class Builders:
                 "--phase attention-backend: captured graphs may hold buffers of the builders there were; "
                 "run without graphs (--engine enforce_eager=true)"
             )
-        self._drafter = getattr(self._runner, "drafter", None)
         self._calls = Calls(in_step)
         self._undo = ExitStack()
-        self._before = self._groups()
-
-    def _groups(self) -> list[Any]:
-        """All groups of layers that share a builder: the target's, then the draft's."""
-        groups = list(itertools.chain.from_iterable(self._runner.attn_groups))
-        return groups + list(getattr(self._drafter, "draft_attn_groups", ()))
+        self._before = groups(self._runner)
 
     def apply(self) -> None:
         """Empty the groups, see that they are, and let vLLM fill them again."""
         from vllm.config import set_current_vllm_config
 
-        runner, drafter = self._runner, self._drafter
+        runner, drafter = self._runner, getattr(self._runner, "drafter", None)
         kept = list(runner.attn_groups)
         self._undo.callback(runner.attn_groups.extend, kept)
         self._undo.callback(runner.attn_groups.clear)
         runner.attn_groups.clear()
         if hasattr(drafter, "draft_attn_groups"):
             replace(self._undo, drafter, "draft_attn_groups", [])
-        if self._groups():
+        if groups(self._runner):
             raise RuntimeError("the groups of attention layers were not emptied")
         with set_current_vllm_config(self._config):
             runner.initialize_attn_backend(runner.kv_cache_config)
             runner.initialize_metadata_builders(runner.kv_cache_config, runner._kernel_block_sizes)
-        fresh, known = self._groups(), {id(builder) for builder in _builders(self._before)}
+        fresh, known = groups(self._runner), {id(builder) for builder in builders(self._before)}
         if [_what(group) for group in fresh] != [_what(group) for group in self._before]:
             raise RuntimeError("the groups of attention layers did not come back as they were")
-        for builder in _builders(fresh):
+        for builder in builders(fresh):
             if id(builder) in known:
                 raise RuntimeError("an attention metadata builder is still the one of before")
             builder.build = self._calls.counting(builder.build, builder.build)
@@ -82,7 +76,7 @@ class Builders:
     def restore(self) -> list[dict[str, Any]]:
         """Put the builders of before back; the fields of `localizer.store.interventions.Changed`."""
         self._undo.close()
-        now, number = self._groups(), len(list(_builders(self._before)))
+        now, number = groups(self._runner), len(builders(self._before))
         same = len(now) == len(self._before) and all(
             one is other for one, other in zip(now, self._before, strict=True)
         )
@@ -95,10 +89,6 @@ class Builders:
                 "detail": f"{number} in {len(self._before)} groups, seen empty, then made again",
             }
         ]
-
-
-def _builders(groups: list[Any]) -> list[Any]:
-    return [builder for group in groups for builder in group.metadata_builders]
 
 
 def _what(group: Any) -> tuple[Any, ...]:

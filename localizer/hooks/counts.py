@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -63,7 +63,7 @@ class Counts:
 
     def follow_builders(self, undo: ExitStack) -> None:
         """Count the builds of the runner's builders as they are now, until `undo` is closed."""
-        for builder in builders(self._runner):
+        for builder in builders(groups(self._runner)):
             if not hasattr(builder, _OURS):
                 setattr(builder, _OURS, True)
                 for name in _BUILDS:
@@ -98,8 +98,12 @@ def drafts(runner: Any) -> bool:
     return hasattr(getattr(runner, "drafter", None), "draft_attn_groups")
 
 
-def builders(runner: Any) -> Iterator[Any]:
-    """The metadata builders of target and draft."""
-    groups = [group for several in getattr(runner, "attn_groups", ()) for group in several]
-    for group in [*groups, *getattr(getattr(runner, "drafter", None), "draft_attn_groups", ())]:
-        yield from group.metadata_builders
+def groups(runner: Any) -> list[Any]:
+    """All groups of layers that share builders: the target's, then the draft's."""
+    found = [group for several in getattr(runner, "attn_groups", ()) for group in several]
+    return [*found, *getattr(getattr(runner, "drafter", None), "draft_attn_groups", ())]
+
+
+def builders(found: Iterable[Any]) -> list[Any]:
+    """The metadata builders of groups."""
+    return [builder for group in found for builder in group.metadata_builders]

@@ -64,7 +64,7 @@ def _install(worker: Any) -> None:
     recorder = Recorder(sink)
     graphs = None if device.type == "cpu" else _graphs(recorder, device)
     # before the taps, which keep what they wrap
-    tallies, placed = probes.install(spec.probes, lambda: recorder.in_forward or recorder.recording)
+    tallies, placed = probes.install(spec.probes, lambda: recorder.in_step)
     setattr(worker, _PROBES, tallies)
     undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level, graphs)
     undo.push(placed)
@@ -150,8 +150,7 @@ class LocalizerExtension(ChangesWorker):
 
     def localizer_in_step(self) -> bool:
         """Whether a recorded step is under way, from scheduling to the end of sampling."""
-        recorder = _recorder(self)
-        return recorder.in_forward or recorder.recording
+        return _recorder(self).in_step
 
     def localizer_finish(self) -> dict[str, Any]:
         """The run is over: close the ring and return facts, counts and errors of this worker."""

@@ -80,6 +80,11 @@ class Recorder:
         return self._open and not self.guarded.broken
 
     @property
+    def in_step(self) -> bool:
+        """Whether a real step is under way, from scheduling to the end of sampling."""
+        return self.in_forward or self.recording
+
+    @property
     def step(self) -> int:
         """Number of the recorded step that is under way, or of the last one."""
         return self._steps - 1

@@ -21,7 +21,7 @@ import torch
 
 from localizer.hooks.ingraph import Graphs
 from localizer.hooks.replace import replace
-from localizer.hooks.steps import Forward, Steps
+from localizer.hooks.steps import Forward, Steps, before_capture, follow_tokens
 
 
 def raw_model(model: Any) -> Any:
@@ -33,7 +33,7 @@ def raw_model(model: Any) -> Any:
 
 def follow(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs | None = None) -> None:
     """Tell `steps` when steps of `runner` begin and end, until `undo` is closed."""
-    execute, sample = runner.execute_model, runner.sample_tokens
+    execute = runner.execute_model
 
     @functools.wraps(execute)
     def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,14 +45,8 @@ def follow(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs | None = N
         steps.sampled(output)
         return output
 
-    @functools.wraps(sample)
-    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-        output = sample(*args, **kwargs)
-        steps.sampled(output)
-        return output
-
     replace(undo, runner, "execute_model", execute_model)
-    replace(undo, runner, "sample_tokens", sample_tokens)
+    follow_tokens(steps, undo, runner)
     wrapped = raw_model(runner.model) is not runner.model
     _follow_forward(steps, undo, runner, wrapped)
     if wrapped:
@@ -123,7 +117,6 @@ def _follow_replays(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs |
 
 def _prepare(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs) -> None:
     """Prepare taps inside of full graphs right before they are captured. The draft's are never full."""
-    capture = runner.capture_model
 
     @steps.recorder.guarded
     def prepare() -> None:
@@ -131,9 +124,4 @@ def _prepare(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs) -> None
         full = [batch.num_tokens for mode, batches in plans if mode.name == "FULL" for batch in batches]
         graphs.prepare({"target": full}, int(runner.max_num_reqs))
 
-    @functools.wraps(capture)
-    def capture_model(*args: Any, **kwargs: Any) -> Any:
-        prepare()
-        return capture(*args, **kwargs)
-
-    replace(undo, runner, "capture_model", capture_model)
+    before_capture(prepare, undo, runner)

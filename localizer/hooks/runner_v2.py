@@ -20,12 +20,12 @@ from typing import Any
 
 from localizer.hooks.ingraph import Graphs
 from localizer.hooks.replace import replace
-from localizer.hooks.steps import Forward, Steps
+from localizer.hooks.steps import Forward, Steps, before_capture, follow_tokens
 
 
 def follow(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs | None = None) -> None:
     """Tell `steps` when steps of `runner` begin and end, until `undo` is closed."""
-    execute, sample_step, sample = runner.execute_model, runner.sample_tokens, runner.sample
+    execute, sample = runner.execute_model, runner.sample
     recorder = steps.recorder
 
     @functools.wraps(execute)
@@ -54,15 +54,9 @@ def follow(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs | None = N
         finally:
             steps.ended()
 
-    @functools.wraps(sample_step)
-    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-        output = sample_step(*args, **kwargs)
-        steps.sampled(output)
-        return output
-
     replace(undo, runner, "execute_model", execute_model)
     replace(undo, runner, "sample", sampling)
-    replace(undo, runner, "sample_tokens", sample_tokens)
+    follow_tokens(steps, undo, runner)
     _follow_forward(steps, undo, runner)
     if graphs is not None:
         _prepare(steps, undo, runner, graphs)
@@ -103,7 +97,7 @@ def full_sizes(manager: Any) -> list[int]:
 
 def _prepare(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs) -> None:
     """Right before graphs are captured, prepare the taps inside of them, and follow their replays."""
-    capture, recorder = runner.capture_model, steps.recorder
+    recorder = steps.recorder
 
     @recorder.guarded
     def replayed(desc: Any) -> None:
@@ -130,9 +124,4 @@ def _prepare(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs) -> None
 
         replace(undo, manager, "run_fullgraph", run_fullgraph)
 
-    @functools.wraps(capture)
-    def capture_model(*args: Any, **kwargs: Any) -> Any:
-        prepare()
-        return capture(*args, **kwargs)
-
-    replace(undo, runner, "capture_model", capture_model)
+    before_capture(prepare, undo, runner)

@@ -6,6 +6,7 @@ step is scheduled; its forward begins on these inputs; it has returned; sampling
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ import torch
 
 from localizer.hooks.later import Later
 from localizer.hooks.recorder import Recorder
+from localizer.hooks.replace import replace
 from localizer.wire.spec import AUXILIARY
 
 if TYPE_CHECKING:
@@ -167,3 +169,28 @@ def follow(steps: Steps, undo: ExitStack, runner: Any, graphs: Any = None) -> No
 
     adapter = runner_v2 if layout.runner_kind(runner) == layout.V2 else runner_v1
     adapter.follow(steps, undo, runner, graphs)
+
+
+def follow_tokens(steps: Steps, undo: ExitStack, runner: Any) -> None:
+    """Tell of the tokens that `sample_tokens(...)` of a runner returns."""
+    sample = runner.sample_tokens
+
+    @functools.wraps(sample)
+    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        output = sample(*args, **kwargs)
+        steps.sampled(output)
+        return output
+
+    replace(undo, runner, "sample_tokens", sample_tokens)
+
+
+def before_capture(prepare: Callable[[], None], undo: ExitStack, runner: Any) -> None:
+    """Call `prepare` right before `capture_model(...)` of a runner captures CUDA graphs."""
+    capture = runner.capture_model
+
+    @functools.wraps(capture)
+    def capture_model(*args: Any, **kwargs: Any) -> Any:
+        prepare()
+        return capture(*args, **kwargs)
+
+    replace(undo, runner, "capture_model", capture_model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -39,10 +38,9 @@ _LATER = {
 
 
 def render(style: str, answer: Intervened, stream: TextIO) -> None:
-    """Write the answer as "text" or "json"; JSON in ASCII: nothing in it can steer a terminal."""
+    """Write the answer as "text" or "json"."""
     if style == "json":
-        json.dump(tree(answer), stream, indent=1, ensure_ascii=True, allow_nan=False)
-        stream.write("\n")
+        as_json.write(tree(answer), stream)
     else:
         text.write(document(answer), stream)
 

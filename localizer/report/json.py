@@ -13,8 +13,13 @@ from localizer.report.scope import scope
 
 
 def render(result: Result, stream: TextIO) -> None:
-    """Write the result; ASCII only, so that nothing in it can steer a terminal."""
-    json.dump(tree(result), stream, indent=1, ensure_ascii=True, allow_nan=False)
+    """Write the result."""
+    write(tree(result), stream)
+
+
+def write(plain: dict[str, Any], stream: TextIO) -> None:
+    """Write plain objects; ASCII only, so that nothing in them can steer a terminal."""
+    json.dump(plain, stream, indent=1, ensure_ascii=True, allow_nan=False)
     stream.write("\n")
 
 

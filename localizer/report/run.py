@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 import msgspec
 
-from localizer.diff.result import DIVERGED, Difference, TokenFirst
+from localizer.diff.result import DIVERGED, TokenFirst
 from localizer.diff.runs import (
     LOGPROBS,
     OTHER_LOGPROBS,
@@ -35,15 +34,15 @@ from localizer.report.scope import scope as diff_scope
 def render(style: str, result: RunResult, stream: TextIO) -> None:
     """Write the report as "text" or "json"."""
     if style == "json":
-        json.dump(tree(result), stream, indent=1, ensure_ascii=True, allow_nan=False)
-        stream.write("\n")
+        diff_json.write(tree(result), stream)
     else:
         text.write(document(result), stream)
 
 
 def tree(result: RunResult) -> dict[str, Any]:
     """The result as plain objects, with the sentences of its reasons and its scope."""
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(result))
+    bare = msgspec.structs.replace(result, diff=None, first_pass=None)  # diff_json makes these
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(bare))
     for item, reason in zip(plain["reasons"], result.reasons, strict=True):
         item["text"] = wording.reason(reason)
     return {
@@ -277,8 +276,3 @@ def scope(result: RunResult) -> Scope:
         "`vllm serve` and AsyncLLM were not run."
     )
     return Scope(establishes=established, does_not_establish=open_questions)
-
-
-def sources(found: Sequence[Difference]) -> Iterator[Block]:
-    """What is said before anything runs."""
-    yield from text.differing(list(found))

@@ -170,11 +170,6 @@ def _complaint(path: Path, text: str, error: str, overrides: dict[str, Any]) -> 
     return f"{place}: {what}; docs/run.md lists what may stand there."
 
 
-def template() -> str:
-    """The commented file that `localize init` writes."""
-    return TEMPLATE
-
-
 TEMPLATE = """\
 # What `localize run` does: both sources, the same work, the noise, and the first place that differs.
 # Every key that is commented out stands at its default. docs/run.md explains them.
@@ -227,3 +222,4 @@ overlay = "overlay"                   # a checkout, or a folder with only the ch
 # logprobs = 2                        # log probabilities asked of every run, to see more than tokens; 0: none
 # compile_cache = "own"               # every arm compiles for itself; "shared" trusts vLLM's cache
 """
+"""The commented file that `localize init` writes."""

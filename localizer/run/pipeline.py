@@ -22,13 +22,12 @@ from localizer.diff.runs import (
     SAME,
     CompiledCode,
     Probed,
-    Repetition,
     RunResult,
     RunStep,
     Witness,
     WitnessTry,
 )
-from localizer.diff.settings import flat
+from localizer.diff.settings import flat, unequal
 from localizer.errors import LocalizerError
 from localizer.run import plan
 from localizer.run.config import NONE, SHARED, Config
@@ -82,7 +81,7 @@ class Pipeline:
         record = None if fresh else RunFolder.unfinished(root, key)
         self._resumes = record is not None
         self.record = record or RunFolder.new(root, key, msgspec.to_builtins(config))
-        self._captures: dict[str, Capture] = {}
+        self._made: list[tuple[Step, Capture]] = []
         self._steps: list[RunStep] = []
         self._begun: set[str] = set()
         self._first: dict[str, Capture] = {}
@@ -136,7 +135,7 @@ class Pipeline:
                     f"The KV caches have {' and '.join(map(str, sorted(blocks)))} blocks: all runs are made "
                     f"with {self._pinned}, from the first on."
                 )
-                self._captures.clear()
+                self._made.clear()
                 self._steps.clear()
                 self._first_pass()
                 return
@@ -153,7 +152,7 @@ class Pipeline:
             capture, done = self._take(step, which, ways)
         self._begun.add(step.arm)
         self._check(step, capture)
-        self._captures[step.name] = capture
+        self._made.append((step, capture))
         self._steps.append(
             RunStep(step=step.name, capture=capture.label, seconds=done.seconds, resumed=found is not None)
         )
@@ -198,7 +197,7 @@ class Pipeline:
     def _blocks(self) -> dict[str, int | None]:
         """KV cache blocks by capture."""
         found: dict[str, int | None] = {}
-        for capture in self._captures.values():
+        for _, capture in self._made:
             count = capture.manifest.engine.get("num_kv_blocks") if capture.manifest is not None else None
             found[capture.label] = count if isinstance(count, int) else None
         return found
@@ -207,24 +206,26 @@ class Pipeline:
 
     def _conclude(self) -> RunResult:
         """Compare, witness, decide."""
-        candidate, parent = self._captures[CANDIDATE], self._captures[PARENT]
-        controls = self._named(f"{PARENT}-", taps=True)
+        parent, *controls = self._of(PARENT, taps=True)
+        candidate, *again = self._of(CANDIDATE, taps=True)
         fair = [] if self._caching == SHARED else controls
         first_pass = diff(candidate, parent, fair)
-        untapped = {side: self._named(f"{side}-{plan.UNTAPPED}", taps=False) for side in (PARENT, CANDIDATE)}
+        untapped = {side: self._of(side, taps=False) for side in (PARENT, CANDIDATE)}
+        tapped = {PARENT: parent, CANDIDATE: candidate}
         steadiness = [
             steady.compare_runs(side, runs[0], other) for side, runs in untapped.items() for other in runs[1:]
         ]
         unsteady = {item.source for item in steadiness if item.differs != SAME}
         observer = [
-            steady.compare_runs(side, self._captures[side], runs[0])
+            steady.compare_runs(side, tapped[side], runs[0])
             for side, runs in untapped.items()
             if runs and side not in unsteady
         ]
-        witnessed, found = self._witness(first_pass, fair)
-        plain = [untapped[side][0] if untapped[side] else self._captures[side] for side in untapped]
+        witnessed, found = self._witness(first_pass, candidate, parent, fair)
+        plain = [(runs or [tapped[side]])[0] for side, runs in untapped.items()]
         table = parity(plain[1], plain[0], found)
-        repeats = self._repeats(candidate, parent, controls)
+        repeats = [steady.compare_runs(PARENT, control, parent) for control in controls]
+        repeats += [steady.compare_runs(CANDIDATE, other, candidate) for other in again]
         decided, reasons = verdict.untrusted(
             first_pass.verdict, first_pass.reasons, table, steadiness, observer, repeats, witnessed
         )
@@ -257,27 +258,22 @@ class Pipeline:
             NONE if all(engine.get("enforce_eager") for engine in sides) else self._config.run.compile_cache
         )
 
-    def _named(self, beginning: str, *, taps: bool) -> list[Capture]:
-        """Captures of the first pass whose names begin so."""
+    def _of(self, side: str, *, taps: bool) -> list[Capture]:
+        """Captures of a side in the first pass, in order."""
         return [
             capture
-            for name, capture in self._captures.items()
-            if name.startswith(beginning) and capture.open.observer.taps == taps and plan.WITNESS not in name
+            for step, capture in self._made
+            if (step.side, step.taps) == (side, taps) and not step.ways
         ]
 
-    def _repeats(self, candidate: Capture, parent: Capture, controls: list[Capture]) -> list[Repetition]:
-        """Further runs with taps, each with the first of its source."""
-        found = [steady.compare_runs(PARENT, control, parent) for control in controls]
-        others = self._named(f"{CANDIDATE}-", taps=True)
-        return found + [steady.compare_runs(CANDIDATE, other, candidate) for other in others]
-
-    def _witness(self, first_pass: Result, controls: list[Capture]) -> tuple[Witness | None, Result]:
+    def _witness(
+        self, first_pass: Result, candidate: Capture, parent: Capture, controls: list[Capture]
+    ) -> tuple[Witness | None, Result]:
         """Capture again, with payload, what leads to the first differences; the diff to localize from."""
         tries = self._config.run.witness_tries
         ways = tuple(witness.ways(first_pass)) if first_pass.verdict == DIVERGED else ()
         if not ways or not tries:
             return None, first_pass
-        before = self._captures[CANDIDATE], self._captures[PARENT]
         found: list[WitnessTry] = []
         for number in range(1, tries + 1):
             again = {
@@ -287,8 +283,8 @@ class Pipeline:
             result = diff(again[CANDIDATE], again[PARENT], controls)
             found.append(
                 WitnessTry(
-                    candidate=witness.reproduction(again[CANDIDATE], before[0], ways),
-                    parent=witness.reproduction(again[PARENT], before[1], ways),
+                    candidate=witness.reproduction(again[CANDIDATE], candidate, ways),
+                    parent=witness.reproduction(again[PARENT], parent, ways),
                     difference=witness.shows(result, first_pass),
                 )
             )
@@ -322,8 +318,4 @@ def _differences(candidate: schema.Open, parent: schema.Open) -> list[Difference
               "environment": it.environment})
         for it in (candidate, parent)
     )  # fmt: skip
-    return [
-        Difference(setting=name, candidate=ours.get(name), parent=theirs.get(name))
-        for name in dict.fromkeys((*ours, *theirs))
-        if ours.get(name) != theirs.get(name)
-    ]
+    return unequal(*({name: it for name, it in table.items() if it is not None} for table in (ours, theirs)))

@@ -82,7 +82,7 @@ def test_a_request_that_stops_early(
     """No option asks for stop tokens yet; the workload's sampling parameters do."""
     stop = whole.outputs[ABORTED][AFTER]
     greedy = plan.greedy
-    monkeypatch.setattr(plan, "greedy", lambda count: greedy(count) | {"stop_token_ids": [stop]})
+    monkeypatch.setattr(plan, "greedy", lambda *given: greedy(*given) | {"stop_token_ids": [stop]})
     stopped = capturing("stopped", **WORK)
     assert (stopped.complete, stopped.reasons) == (True, [])
     for name, tokens in whole.outputs.items():

@@ -6,7 +6,6 @@ The parent is the installed vLLM in every run, so its captures are made once and
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from engines import EAGER, IN_PROCESS, Quiet
+from repositories import commit, git
 
 from localizer.capture.request import CaptureRequest
 from localizer.capture.session import Progress, capture
@@ -222,30 +222,14 @@ def test_a_refactoring_that_changes_nothing(running: Callable[..., RunResult]) -
 @pytest.mark.slow
 def test_git_bisect_lands_on_the_commit(tmp_path: Path, installed: Path) -> None:
     """Five commits to a repository with one file of vLLM; the third plants a fault."""
-
-    def git(*arguments: str) -> str:
-        person = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
-        command = ["git", *person, "-C", str(repository), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
     repository = tmp_path / "vllm-checkout"
-    file = repository / MODELS / "llama.py"
-    file.parent.mkdir(parents=True)
     original = (installed.parent / MODELS / "llama.py").read_text()
     faulty = original.replace(MLP, MLP + " " * 8 + FAULTS["value"].line + "\n")
-    git("init", "-q")
-    commits: list[str] = []
-    for text in (
-        original,
-        original + "# one\n",
-        faulty + "# one\n",
-        faulty + "# two\n",
-        faulty + "# three\n",
-    ):
-        file.write_text(text)
-        git("add", "-A")
-        git("commit", "-qm", f"commit {len(commits)}")
-        commits.append(git("rev-parse", "HEAD"))
+    repository.mkdir()
+    git(repository, "init", "-q")
+    one, two, three = ("# one\n", "# two\n", "# three\n")
+    texts = original, original + one, faulty + one, faulty + two, faulty + three
+    commits = [commit(repository, {str(MODELS / "llama.py"): text}) for text in texts]
     settings = tmp_path / "localize.toml"
     settings.write_text(
         '[workload]\nmodel = "tiny"\nmatrix = [1]\nrepeats = 1\nmax_tokens = 2\nprompt_tokens = 4\n'
@@ -254,7 +238,7 @@ def test_git_bisect_lands_on_the_commit(tmp_path: Path, installed: Path) -> None
         '[environment]\nVLLM_ENABLE_V1_MULTIPROCESSING = "0"\n'
         "[run]\nuntapped = 0\ncontrols = 0\nrepeats = 0\nwitness_tries = 0\nlogprobs = 0\n"
     )
-    git("bisect", "start", commits[-1], commits[0])
+    git(repository, "bisect", "start", commits[-1], commits[0])
     localize = f"{sys.executable} -m localizer.cli.main run {settings} --bisect --out {tmp_path / 'captures'}"
-    done = git("bisect", "run", "sh", "-c", localize)
+    done = git(repository, "bisect", "run", "sh", "-c", localize)
     assert f"{commits[2]} is the first bad commit" in done

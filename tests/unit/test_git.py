@@ -13,11 +13,7 @@ from localizer.errors import LocalizerError
 from localizer.sources import revision as module
 from localizer.sources.revision import find, lay, place
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOCALIZER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

@@ -25,12 +25,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOCALIZER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_the_tiny_model_is_always_the_same(built: Path) -> None:
     assert digests(built) == {
         "config.json": "da0739e7370f6858ac4b55180bef983f",

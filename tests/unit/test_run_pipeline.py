@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from localizer.capture.finish import describe
 from localizer.capture.request import CaptureRequest
 from localizer.capture.session import Progress
-from localizer.cli.run import command
+from localizer.cli.main import localize
 from localizer.diff.result import Difference
 from localizer.diff.runs import RunResult
 from localizer.errors import CaptureFailed, LocalizerError
@@ -402,8 +402,8 @@ def test_damaged_records_of_runs_are_listed(config: Config, tmp_path: Path, text
 @pytest.mark.parametrize("text", ["x = [", "workload = 3", "[workload]\nmodel = 'x'\n\"\\u001b[31m\" = 1"])
 def test_bisect_passes_over_what_cannot_be_judged(tmp_path: Path, text: str) -> None:
     (tmp_path / "localize.toml").write_text(text)
-    asked = [str(tmp_path / "localize.toml"), "--bisect", "--out", str(tmp_path / "captures")]
-    done = CliRunner().invoke(command, asked)
+    asked = ["run", str(tmp_path / "localize.toml"), "--bisect", "--out", str(tmp_path / "captures")]
+    done = CliRunner().invoke(localize, asked)
     assert done.exit_code == 125, "2 would be a bad commit"
     assert "\x1b" not in done.output
-    assert CliRunner().invoke(command, [*asked, "--set", "nonsense"]).exit_code == 125
+    assert CliRunner().invoke(localize, [*asked, "--set", "nonsense"]).exit_code == 125
