@@ -150,9 +150,19 @@ def _largest(array: np.ndarray) -> float | None:
 def _cosine(one: np.ndarray, other: np.ndarray) -> float | None:
     with np.errstate(all="ignore"):
         one, other = _scaled(one), _scaled(other)
-        scale = float(np.linalg.norm(one) * np.linalg.norm(other))
-        cosine = float(one @ other) / scale if scale else np.nan
+        scale = length(one) * length(other)
+        cosine = _dot(one, other) / scale if scale else np.nan
     return min(1.0, max(-1.0, cosine)) if np.isfinite(cosine) else None
+
+
+def length(row: np.ndarray) -> float:
+    """Euclidean length of a row of float64."""
+    return float(np.sqrt(_dot(row, row)))
+
+
+def _dot(one: np.ndarray, other: np.ndarray) -> float:
+    """The sum of products in numpy's own order: BLAS adds in one that depends on the processor."""
+    return float(np.add.reduce(one * other))
 
 
 def _scaled(row: np.ndarray) -> np.ndarray:

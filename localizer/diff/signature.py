@@ -15,6 +15,7 @@ import numpy as np
 from localizer.diff.align import Alignment
 from localizer.diff.compare import Comparison
 from localizer.diff.details import Details
+from localizer.diff.numerics import length
 from localizer.diff.order import CausalOrder
 from localizer.diff.places import OUTPUT, SAMPLER, Place, place
 from localizer.diff.result import Signature
@@ -220,4 +221,5 @@ def _relative_error(candidate: np.ndarray, parent: np.ndarray) -> float:
     """The length of the difference of two rows in units of the parent's; NaN where that has none."""
     with np.errstate(all="ignore"):
         ours, theirs = candidate.astype(np.float64), parent.astype(np.float64)
-        return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+        size = length(theirs)
+        return length(ours - theirs) / size if size else np.nan
