@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localizer.cli.options import captures_root, output_format
+from localizer.cli.options import captures_root, result_format
 from localizer.errors import LocalizerError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--payload", is_flag=True, help="Compare the stored rows byte for byte too, instead of trusting digests."
 )
-@output_format
+@result_format
 @captures_root
 @click.pass_context
 def command(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localizer.cli.options import captures_root, output_format
+from localizer.cli.options import captures_root, result_format
 from localizer.workload.plan import parse_pairs
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ SKIP = 125
 @click.option("--compile-cache", type=click.Choice(["own", "shared"]), help="As run.compile_cache.")
 @click.option("--fresh", is_flag=True, help="Begin anew where an interrupted run could be resumed.")
 @click.option("--bisect", is_flag=True, help="End with 125 where the answer is neither yes nor no.")
-@output_format
+@result_format
 @captures_root
 @click.pass_context
 def command(

@@ -7,7 +7,7 @@ from typing import Protocol, TextIO, cast
 
 from localizer.diff.result import Result
 
-FORMATS = ("text", "json")
+FORMATS = ("text", "json", "markdown")
 
 
 class Presenter(Protocol):

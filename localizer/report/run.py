@@ -22,7 +22,7 @@ from localizer.diff.runs import (
     RunResult,
 )
 from localizer.report import json as diff_json
-from localizer.report import text, wording
+from localizer.report import markdown, text, wording
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.probes import probed
@@ -32,9 +32,11 @@ from localizer.report.scope import scope as diff_scope
 
 
 def render(style: str, result: RunResult, stream: TextIO) -> None:
-    """Write the report as "text" or "json"."""
+    """Write the report as "text", "json" or "markdown"."""
     if style == "json":
         diff_json.write(tree(result), stream)
+    elif style == "markdown":
+        markdown.write(document(result), stream)
     else:
         text.write(document(result), stream)
 
