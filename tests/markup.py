@@ -1,4 +1,4 @@
-"""Markdown as GitHub would read it: CommonMark with tables, strikethrough and links made of bare addresses."""
+"""Markdown as GitHub would read it: CommonMark with tables, strikethrough and links of bare addresses."""
 
 from __future__ import annotations
 
@@ -34,5 +34,7 @@ def shown(markdown: str) -> str:
 
 def live(markdown: str) -> list[str]:
     """What in a document is more than text, or may be on GitHub: nothing in a report may."""
-    found = [it.type for it in parsed(markdown) if it.type in ("link_open", "image", "html_inline", "html_block")]
+    found = [
+        it.type for it in parsed(markdown) if it.type in ("link_open", "image", "html_inline", "html_block")
+    ]
     return found + [it.content for it in parsed(markdown) if it.type == "text" and LIVE.search(it.content)]

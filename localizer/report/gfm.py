@@ -14,7 +14,9 @@ _WORDS = re.compile(r"\[\d+(?:, \d+)*\][^ ]*|[^ ]+")
 """An index such as `[0, 3]` is one word."""
 
 _WORD = re.compile(r"(\(*)(.*?)([),.;:?]*)")
-_PLAIN = re.compile(r"[A-Za-z]+(?:['-][A-Za-z]+)*|\d{1,3}(?:,\d{3})+|\d{1,6}(?:\.\d{1,6})?%?|[×–—…]")
+_PLAIN = re.compile(
+    r"[A-Za-z]+(?:['-][A-Za-z]+)*|\d{1,3}(?:,\d{3})+|\d{1,6}(?:\.\d{1,6})?%?|\d{1,6}/\d{1,6}|[×–—…]"
+)
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 """What GitHub may take for a commit, words such as `defaced` too."""
 

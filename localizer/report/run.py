@@ -19,6 +19,7 @@ from localizer.diff.runs import (
     Parity,
     Repetition,
     Reproduction,
+    RunFacts,
     RunResult,
 )
 from localizer.report import json as diff_json
@@ -62,8 +63,8 @@ def document(result: RunResult) -> Iterator[Block]:
     yield from text.differing(result.diff.differences)
     yield from _parity(result.parity)
     yield Line("What the runs say of each other", "heading")
-    yield Bullets([*_steadiness(result), *_cache(result), *_compiled(result), *_probes(result)])
-    yield from _witness(result)
+    yield Bullets([*said(result), *_probes(result)])
+    yield from witnessed(result)
     yield from text.body(result.diff)
     yield Line("Captures of this run", "heading")
     rows = [
@@ -122,7 +123,14 @@ def _choice(choice: Choice) -> str:
     return f"chose {token}" + (f" of {wording.top(choice.top)}" if choice.top is not None else "")
 
 
-def _steadiness(result: RunResult) -> Iterator[str]:
+def said(result: RunFacts) -> Iterator[str]:
+    """What the runs say of each other: reproducibility, observer, repeats, caches, compiled code."""
+    yield from _steadiness(result)
+    yield from _cache(result)
+    yield from _compiled(result)
+
+
+def _steadiness(result: RunFacts) -> Iterator[str]:
     """Sentences on reproducibility, observer and repeats."""
     for item in result.untapped:
         if item.differs == SAME:
@@ -187,7 +195,7 @@ def _token(first: TokenFirst | None) -> str:
     )
 
 
-def _cache(result: RunResult) -> Iterator[str]:
+def _cache(result: RunFacts) -> Iterator[str]:
     blocks = {number for number in result.kv_blocks.values() if number is not None}
     if result.pinned is not None:
         set_by = "num_gpu_blocks_override"
@@ -198,7 +206,7 @@ def _cache(result: RunResult) -> Iterator[str]:
         yield f"KV cache blocks are {', '.join(f'{number:,}' for number in sorted(blocks))}"
 
 
-def _compiled(result: RunResult) -> Iterator[str]:
+def _compiled(result: RunFacts) -> Iterator[str]:
     if result.compile_cache == "shared":
         yield (
             "the compile cache was shared: runs of the parent take each other's code, the candidate does "
@@ -210,12 +218,13 @@ def _compiled(result: RunResult) -> Iterator[str]:
             yield f"{what} for {clean(item.one)} and {clean(item.other)}"
 
 
-def _probes(result: RunResult) -> Iterator[str]:
+def _probes(result: RunFacts) -> Iterator[str]:
     for item in result.probes:
         yield f"probe in {clean(item.capture)}: {probed(item.probe)}"
 
 
-def _witness(result: RunResult) -> Iterator[Block]:
+def witnessed(result: RunFacts) -> Iterator[Block]:
+    """What came again in the witness pass; nothing where there was none."""
     found = result.witness
     if found is None:
         return

@@ -1,0 +1,34 @@
+"""Evidence for comments, made of synthetic captures by way of an archive, as `localize attach` makes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from builders import Plan, write
+from cases import CASES, PARENTS
+
+from localizer.report.comment import Evidence
+from localizer.run.attach import attach
+from localizer.run.attached import read
+from localizer.store.reader import Capture
+
+HOSTILE_NAME = "x` @octocat #1 | <b>.zip"
+
+
+def plans(name: str) -> list[Plan]:
+    """Candidate, parent and controls of a case."""
+    if name in PARENTS:
+        changes, controls = PARENTS[name]
+        further = [Plan(**{"name": f"parent-{number}"} | more) for number, more in enumerate(controls, 2)]
+        return [Plan(**{"name": "candidate"} | changes), Plan(name="parent"), *further]
+    plan, changes = CASES[name]
+    return [dataclasses.replace(plan, name="candidate", **changes), dataclasses.replace(plan, name="parent")]
+
+
+def packed(root: Path, made: Sequence[Plan], name: str = "x.zip", *, redact: bool = True) -> Evidence:
+    """The evidence of captures in an archive `name` below `root`."""
+    captures = [Capture(write(root, plan)) for plan in made]
+    result = attach(*captures[:2], captures[2:], root / name, limit=25_000_000, redact=redact)
+    return read(result.path, result.changed)
