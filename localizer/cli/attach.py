@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +73,12 @@ NEWEST = "newest"
     help="The comment; - for standard output.  [default: beside the archive, NAME.md]",
 )
 @click.option("--attachment-url", default="", metavar="URL", help="Where the archive can be fetched.")
+@click.option(
+    "--post",
+    metavar="OWNER/REPO#N",
+    help="Post the comment on that pull request, or edit the one that is there.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what --post would post, and post nothing.")
 @captures_root
 def command(
     candidate: str | None,
@@ -82,6 +90,8 @@ def command(
     redact: bool,
     comment: Path | None,
     attachment_url: str,
+    post: str | None,
+    dry_run: bool,
     root: Path,
 ) -> None:
     """Pack captures and their diff into an archive for a pull request.
@@ -90,12 +100,19 @@ def command(
     archive with localize verify FILE.zip, and compare again with localize diff FILE.zip:candidate
     FILE.zip:parent. With an archive alone, its comment is made again. Exit codes: 0 done, 2 it is not.
     """
+    from localizer.github import sticky
     from localizer.report import archive
     from localizer.report.comment import whole
     from localizer.run import attached
 
+    if dry_run and (post is None or comment is not None):
+        raise click.UsageError(
+            "--dry-run prints what --post would post; give it with --post, without --comment."
+        )
     url = attached.checked_url(attachment_url)
-    to_stdout = str(comment) == "-"
+    target = None if post is None else sticky.Target.parse(post)
+    github = None if target is None or dry_run else sticky.connect(os.environ)
+    to_stdout = dry_run or str(comment) == "-"
     if candidate is not None and parent is None and run is None:
         if controls or output is not None:
             raise click.UsageError(
@@ -107,12 +124,16 @@ def command(
         path, changed = packed.path, packed.changed
         made = archive.made(packed.path, packed.size, packed.sha256, packed.left_out, packed.changed)
         click.echo(made, err=to_stdout)
-    text = whole(attached.read(path, changed, url))
+    evidence = attached.read(path, changed, url)
+    text = whole(evidence)
     if to_stdout:
         click.echo(text, nl=False)
     else:
         written = attached.keep(comment or path.with_suffix(".md"), text)
-        click.echo(archive.commented(written, text, path))
+        click.echo(archive.commented(written, text, path, posting=github is not None))
+    if github is not None and target is not None:
+        done = sticky.post(github, target, partial(whole, evidence))
+        click.echo(archive.posted(done.url, done.edited, bool(url)), err=to_stdout)
 
 
 def _pack(

@@ -17,13 +17,27 @@ def made(
     return "\n".join([*lines, *(f"  {line}" for line in left_out_lines(left_out)), *_changed(changed)])
 
 
-def commented(path: Path, text: str, archive: Path) -> str:
-    """What is said of a comment that was written, and what to do with both files."""
+def commented(path: Path, text: str, archive: Path, *, posting: bool = False) -> str:
+    """What is said of a comment that was written, and what to do with both files unless it is posted now."""
     where, what = (clean(str(it), 4000) for it in (path, archive))
+    told = f"{where}: {len(text):,} characters, for a comment on the pull request"
+    if posting:
+        return told
     return (
-        f"{where}: {len(text):,} characters, for a comment on the pull request\n"
+        f"{told}\n"
         f"  paste it there and drag {what} into the same comment: GitHub attaches files only by hand; "
         "or upload the archive elsewhere and give --attachment-url"
+    )
+
+
+def posted(url: str, edited: bool, linked: bool) -> str:
+    """What is said of a comment that is on GitHub."""
+    told = f"{'edited' if edited else 'posted'}: {clean(url, 400) or 'the comment'}"
+    if linked:
+        return told
+    return (
+        f"{told}\n  GitHub has no API that attaches a file to a comment: upload the archive by hand, "
+        "or as an artifact of a workflow and give --attachment-url"
     )
 
 
