@@ -164,5 +164,5 @@ def _pack(
     else:
         both = load(root, candidate), load(root, parent)
         further = [load(root, name) for name in controls]
-    path = output or Path(f"{both[0].open.name}-{both[1].open.name}.zip")
+    path = output or attached.file_name(*both)
     return attach(*both, further, path, limit=limit, redact=redact, run=facts)

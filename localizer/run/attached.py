@@ -20,7 +20,7 @@ from localizer.report.history import MARKER
 from localizer.run.attach import RUN
 from localizer.store import runs, schema, strict, tensors
 from localizer.store.archive import Archive, check
-from localizer.store.names import load
+from localizer.store.names import NAME, load
 from localizer.store.reader import Capture
 
 SIDES = ("candidate", "parent")
@@ -158,6 +158,13 @@ def read(path: Path, changed: Sequence[str] = (), url: str = "") -> Evidence:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     it = Attachment(path.name, path.stat().st_size, digest, changed, url)
     return Evidence(result, captures, run, it)
+
+
+def file_name(candidate: Capture, parent: Capture) -> Path:
+    """CANDIDATE-PARENT.zip, in this folder whatever a stranger's capture is called."""
+    names = (it.open.name for it in (candidate, parent))
+    plain = [name if NAME.fullmatch(name) else side for name, side in zip(names, SIDES, strict=True)]
+    return Path(f"{'-'.join(plain)}.zip")
 
 
 def checked_url(url: str) -> str:

@@ -219,3 +219,32 @@ def test_no_input_can_run_a_command(tmp_path: Path, python: Path, double: Double
     made = job(tmp_path, python, double, **given)
     made.go()
     assert not list(tmp_path.rglob("pwned"))
+
+
+# -- the documentation ------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "github.md").read_text()
+
+
+def test_the_workflow_in_the_documentation_is_sound() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {}
+    capture, comment = workflow["jobs"]["capture"], workflow["jobs"]["comment"]
+    assert capture["permissions"] == {"contents": "read"}
+    assert comment["permissions"] == {"pull-requests": "write"}
+    assert "token" not in json.dumps(capture["steps"])
+    assert "secrets" not in text
+    for job in (capture, comment):
+        uses = [step for step in job["steps"] if step.get("uses", "").startswith("OWNER/localizer")]
+        assert len(uses) == 1
+        assert uses[0]["with"].keys() <= ACTION["inputs"].keys()
+        assert all("${{" not in step.get("run", "") for step in job["steps"])
+
+
+def test_every_input_and_output_is_documented() -> None:
+    assert not [
+        name
+        for name in (*ACTION["inputs"], *ACTION["outputs"])
+        if f"`{name}`" not in PAGE and f"`{name}:" not in PAGE
+    ]

@@ -10,6 +10,8 @@ from typing import Any
 
 import golden
 import pytest
+from altered import describe
+from builders import Plan, pair
 from click.testing import CliRunner
 from markup import live, parsed
 from pretended import FAULT, OTHER_TOKEN, Vllm, configured, going
@@ -19,8 +21,9 @@ from localizer.errors import LocalizerError
 from localizer.report import history
 from localizer.report.comment import whole
 from localizer.run.attach import attach
-from localizer.run.attached import OfRun, of_run, read
+from localizer.run.attached import OfRun, file_name, of_run, read
 from localizer.store import pack, runs
+from localizer.store.reader import Capture
 from localizer.store.verify import SOUND, verify_archive
 
 CHANGING = re.compile(r"[0-9a-f]{64}|(?<=<path )[0-9a-f]{8}|[0-9,]+(?= bytes,)")
@@ -165,3 +168,13 @@ def test_another_file_of_that_name_is_left_alone(root: Path, tmp_path: Path) -> 
 def test_addresses_that_are_none(root: Path, tmp_path: Path, url: str) -> None:
     done = CliRunner().invoke(localize, ["attach", "--run", "--attachment-url", url, "--out", str(root)])
     assert isinstance(done.exception, LocalizerError)
+
+
+def test_the_archive_lies_here_whatever_a_capture_is_called(tmp_path: Path) -> None:
+    folders = pair(tmp_path, Plan())
+    path = folders[0] / "open.json"
+    path.write_text(path.read_text().replace('"name": "candidate"', '"name": "../../x"'))
+    describe(folders[0])
+    captures = [Capture(folder) for folder in folders]
+    assert captures[0].open.name == "../../x"
+    assert file_name(*captures) == Path("candidate-parent.zip")
