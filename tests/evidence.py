@@ -9,7 +9,7 @@ from pathlib import Path
 from builders import Plan, write
 from cases import CASES, PARENTS
 
-from localizer.report.comment import Evidence
+from localizer.report.parts import Evidence
 from localizer.run.attach import attach
 from localizer.run.attached import read
 from localizer.store.reader import Capture

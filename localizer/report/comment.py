@@ -6,38 +6,14 @@ parity, scope and attachment never are.
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-from localizer.diff.result import DIVERGED, Result, Tokens
-from localizer.diff.runs import RunResult
-from localizer.report import (
-    controls,
-    evidence,
-    history,
-    markdown,
-    reproduce,
-    rows,
-    speculation,
-    summary,
-    text,
-    wording,
-)
-from localizer.report import run as run_report
-from localizer.report.archive import left_out_lines
-from localizer.report.blocks import Block, Bullets, Line, Table
-from localizer.report.counts import count
-from localizer.report.environment import environment
-from localizer.report.gfm import code, fenced, prose
-from localizer.report.probes import probed
-from localizer.report.safe import clean
-from localizer.report.scope import Scope
-from localizer.report.scope import scope as diff_scope
-from localizer.report.text import limits
-from localizer.store.reader import Capture
+from localizer.errors import LocalizerError
+from localizer.report import history, markdown
+from localizer.report.blocks import Block, Bullets, Line
+from localizer.report.parts import Evidence, Part, parts
 
 DROPPED = (
     *("settings", "rows", "requests", "histogram", "sites", "controls", "evidence", "coverage", "captures"),
@@ -45,78 +21,8 @@ DROPPED = (
 )
 """What is left out where a comment would be too long, the first first."""
 
-REQUESTS_SHOWN, SETTINGS_SHOWN, LEFT_OUT_SHOWN, PROBES_SHOWN = 100, 500, 12, 8
-
-_CAPITAL = re.compile(r"\A(control|repeats)\b")
-
-CUTS = (None, 400, 160, 80)
+CUTS = (400, 160, 80)
 """Characters of a sentence, tried in turn where what is never left out is still too long."""
-
-
-@dataclass(frozen=True)
-class Attachment:
-    """The archive, as a comment names it.
-
-    Attributes:
-        name: of the file; untrusted.
-        size, sha256: bytes, and hex.
-        changed: what the whole captures say otherwise, where that is known.
-        url: from where it can be fetched; empty where nobody said.
-    """
-
-    name: str
-    size: int
-    sha256: str
-    changed: Sequence[str] = ()
-    url: str = ""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a comment is made of: all of it from the archive.
-
-    Attributes:
-        result: the diff of its captures.
-        captures: candidate, parent and controls by their names in the archive.
-        run: what `localize run` said of its captures; None for captures that were made singly.
-        attachment: the archive.
-    """
-
-    result: Result
-    captures: Mapping[str, Capture]
-    run: RunResult | None
-    attachment: Attachment
-
-    @property
-    def scope(self) -> Scope:
-        """What is established and what is not."""
-        return diff_scope(self.result) if self.run is None else run_report.scope(self.run)
-
-    @property
-    def headline(self) -> str:
-        """The verdict in one line."""
-        return wording.headline(self.result) if self.run is None else run_report.headline(self.run)
-
-    @property
-    def verdict(self) -> str:
-        return (self.run or self.result).verdict
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A piece of the comment: its name in `DROPPED` (empty: never left out), and what it says."""
-
-    key: str
-    blocks: Sequence[Block] = ()
-    literal: str = ""
-    folded: str = ""
-
-    def markdown(self, most: int | None) -> str:
-        blocks = self.blocks if most is None else [_cut(block, most) for block in self.blocks]
-        inner = "\n\n".join(filter(None, (markdown.of(blocks), self.literal)))
-        if not inner or not self.folded:
-            return inner
-        return f"<details>\n<summary>{self.folded}</summary>\n\n{inner}\n\n</details>"
 
 
 def whole(found: Evidence, before: str | None = None) -> str:
@@ -132,35 +38,47 @@ def whole(found: Evidence, before: str | None = None) -> str:
 
 
 def comment(found: Evidence, limit: int = history.LIMIT) -> str:
-    """The comment, of at most `limit` bytes."""
-    parts = [part for part in _parts(found) if part.markdown(None)]
+    """The comment, of at most `limit` bytes.
+
+    Raises:
+        LocalizerError: what is never left out is longer; of what localizer makes it is not.
+    """
+    said = [part for part in parts(found) if _markdown(part, None)]
     for number in range(len(DROPPED) + 1):
-        kept = _without(parts, DROPPED[:number])
+        kept = _without(said, DROPPED[:number])
         shown = _joined(kept, None)
         if len(shown.encode()) <= limit:
             return shown
-    for most in CUTS[1:]:
+    for most in CUTS:
         shown = _joined(kept, most)
         if len(shown.encode()) <= limit:
             return shown
-    return shown.encode()[: limit - 4].decode(errors="ignore").rpartition("\n")[0]  # nothing gets here
+    raise LocalizerError("The comment would be too long even without its details; please report this.")
 
 
-def _without(parts: Sequence[_Part], dropped: Sequence[str]) -> list[_Part]:
-    there = {part.key for part in parts}
+def _without(said: Sequence[Part], dropped: Sequence[str]) -> list[Part]:
+    there = {part.key for part in said}
     names = [name for name in dropped if name in there]
-    kept = [part for part in parts if part.key not in names]
+    kept = [part for part in said if part.key not in names]
     if names:
         note = Line(
             f"Left out, since a comment has a limit: {', '.join(names)}; the archive holds what they told."
         )
-        kept.append(_Part("", [note]))
+        kept.append(Part("", [note]))
     return kept
 
 
-def _joined(parts: Sequence[_Part], most: int | None) -> str:
-    shown = "\n\n".join(filter(None, (part.markdown(most) for part in parts)))
+def _joined(said: Sequence[Part], most: int | None) -> str:
+    shown = "\n\n".join(filter(None, (_markdown(part, most) for part in said)))
     return shown if most is None else f"{shown}\n\nSentences were cut to {most} characters."
+
+
+def _markdown(part: Part, most: int | None) -> str:
+    blocks = part.blocks if most is None else [_cut(block, most) for block in part.blocks]
+    inner = "\n\n".join(filter(None, (markdown.of(blocks), part.literal)))
+    if not inner or not part.folded:
+        return inner
+    return f"<details>\n<summary>{part.folded}</summary>\n\n{inner}\n\n</details>"
 
 
 def _cut(block: Block, most: int) -> Block:
@@ -172,201 +90,3 @@ def _cut(block: Block, most: int) -> Block:
     if isinstance(block, Bullets):
         return Bullets([short(item) for item in block.items])
     return replace(block, rows=[[short(cell) for cell in row] for row in block.rows])
-
-
-# -- the parts, from top to bottom ------------------------------------------------------------------------
-
-
-def _parts(found: Evidence) -> Iterator[_Part]:
-    result, run = found.result, found.run
-    yield _Part("", [Line(_title(found), "verdict"), Line(found.headline)])
-    if result.summary is not None:
-        yield _Part("", [Line(f"First difference: {summary.sentence(result)}.")])
-    reasons = (run or result).reasons
-    if reasons:
-        yield _Part("", [Bullets([f"{wording.reason(item)}." for item in reasons])])
-    yield _Part("", [Bullets(list(_parity(found)))])
-    yield _Part("repeats and control", _control_and_repeats(result))
-    yield _Part("probes", [Bullets(list(_probes(found)))])
-    yield _Part("environment", [Bullets(list(_environments(found)))])
-    yield _Part("parity table", list(text.differing(result.differences)))
-    if run is not None:
-        yield _Part("runs", list(_runs(run)))
-    yield _Part("", list(limits(found.scope)))
-    yield _Part("commands", [Line("To make such captures again", "heading")], _commands(found))
-    yield from _attachment(found)
-    yield from _details(found)
-
-
-def _title(found: Evidence) -> str:
-    """`localizer: diverged, not in the control`."""
-    word = f"localizer: {found.verdict}"
-    if DIVERGED not in (found.verdict, found.result.verdict):
-        return word
-    without = "no control" if found.result.controls is None else "no attribution"
-    return f"{word}, {summary.CONTROL.get(found.result.attribution, without)}"
-
-
-def _parity(found: Evidence) -> Iterator[str]:
-    if found.run is not None:
-        parity = found.run.parity
-        how = "with taps" if parity.tapped else "without taps"
-        yield f"Token parity, {how}: {_tokens(parity.tokens)}"
-        yield f"Token parity of the captures in the archive: {_tokens(found.result.tokens)}"
-    else:
-        yield f"Token parity: {_tokens(found.result.tokens)}"
-    if found.result.speculation is not None:
-        yield f"Speculation: {speculation.summary(found.result)}"
-
-
-def _tokens(tokens: Tokens) -> str:
-    """`16/44 requests, 400 positions`, with where it begins."""
-    if not tokens.requests:
-        return wording.tokens(tokens)
-    told = (
-        f"{tokens.requests_differ}/{tokens.requests} requests, {count(tokens.positions_differ, 'position')}"
-    )
-    told += f" of {tokens.positions:,} differ"
-    if tokens.requests_unfinished:
-        told += f"; {count(tokens.requests_unfinished, 'request')} compared as far as both sides go"
-    if tokens.first is not None:
-        told += f"; first at request {clean(tokens.first.request)}, position {tokens.first.position}"
-    return told
-
-
-def _probes(found: Evidence) -> Iterator[str]:
-    lines = [
-        f"Probe in the {name}: {probed(probe)}"
-        for name, capture in found.captures.items()
-        if capture.manifest is not None
-        for probe in capture.manifest.probes
-    ]
-    yield from lines[:PROBES_SHOWN]
-    if len(lines) > PROBES_SHOWN:
-        yield f"… and {len(lines) - PROBES_SHOWN:,} more probes"
-    if not lines:
-        yield "Probes: none, so whether the changed code ran was not recorded"
-
-
-def _control_and_repeats(result: Result) -> list[Block]:
-    told: list[str] = []
-    for block in controls.line(result):
-        told += [block.text] if isinstance(block, Line) else block.items if isinstance(block, Bullets) else []
-    repeats = wording.repeats(result.tokens) or "repeats: none; each capture made one pass"
-    lines = [*(told or ["control: none; the parent was not compared with itself"]), repeats]
-    return [Bullets([_CAPITAL.sub(lambda it: it[0].capitalize(), line) for line in lines])]
-
-
-def _environments(found: Evidence) -> Iterator[str]:
-    """One line for all captures that ran on the same, in the order of the archive."""
-    by_line: dict[str, list[str]] = {}
-    for name, capture in found.captures.items():
-        by_line.setdefault(environment(capture), []).append(name)
-    for told, names in by_line.items():
-        yield f"{'Environment' if len(by_line) == 1 else ' and '.join(names[:3])}: {told}"
-
-
-def _runs(run: RunResult) -> Iterator[Block]:
-    yield Line("What the runs say of each other", "heading")
-    yield Bullets(list(run_report.said(run)))
-    yield from run_report.witnessed(run)
-    yield Line(
-        "The captures behind these lines are not all in the archive, which therefore cannot show them."
-    )
-
-
-def _commands(found: Evidence) -> str:
-    return fenced(reproduce.commands(found.captures), "sh")
-
-
-def _attachment(found: Evidence) -> Iterator[_Part]:
-    it = found.attachment
-    left_out = left_out_lines(_left_out(found.captures))
-    if len(left_out) > LEFT_OUT_SHOWN:
-        more = len(left_out) - LEFT_OUT_SHOWN
-        left_out = [*left_out[:LEFT_OUT_SHOWN], f"{more:,} more, which README.txt in the archive lists"]
-    if it.changed:
-        left_out.append(f"the whole captures say otherwise of: {', '.join(it.changed)}")
-    yield _Part("", [Line("Attachment", "heading")], _attached(it))
-    yield _Part("", [Bullets([clean(line, 600) for line in left_out or ["nothing was left out"]])])
-    name = it.name
-    further = "".join(f" --control {shlex.quote(f'{name}:{key}')}" for key in list(found.captures)[2:6])
-    verify = (
-        f"localize verify {shlex.quote(name)} && localize diff {shlex.quote(f'{name}:candidate')} "
-        f"{shlex.quote(f'{name}:parent')}{further}"
-    )
-    yield _Part(
-        "",
-        [Line("Check it, and compare again; neither a GPU nor torch nor vLLM is needed:")],
-        fenced(verify, "sh"),
-    )
-
-
-def _attached(it: Attachment) -> str:
-    where = f" ([download](<{it.url}>))" if it.url else ""
-    return f"{code(it.name)}{where}, {prose(count(it.size, 'byte'))}, SHA-256 {code(it.sha256)}"
-
-
-def _left_out(captures: Mapping[str, Capture]) -> dict[str, list[str]]:
-    reduced = {name: capture.open.reduced for name, capture in captures.items()}
-    return {name: [] if mark is None else list(mark.left_out) for name, mark in reduced.items()}
-
-
-def _details(found: Evidence) -> Iterator[_Part]:
-    result = found.result
-    detail: list[tuple[str, str, Callable[[], Iterator[Block]]]] = [
-        ("evidence", "The first difference in full", lambda: _first(result)),
-        ("sites", "Sites, in execution order", lambda: evidence.sites_table(result)),
-        ("rows", "Rows that differ at the first site", lambda: rows.blocks(result)),
-        ("requests", "First difference of each request", lambda: _requests(result)),
-        ("histogram", "Where requests first differ", lambda: evidence.histogram(result)),
-        ("controls", "Controls", lambda: controls.blocks(result)),
-        ("captures", "Captures", lambda: _captures(found)),
-        ("coverage", "Coverage", lambda: iter([Bullets(list(text.coverage(result)))])),
-        ("settings", "All settings that differ", lambda: _settings(result)),
-    ]
-    for key, title, blocks in detail:
-        yield _Part(key, [it for it in blocks() if not _is_heading(it)], folded=title)
-
-
-def _is_heading(block: Block) -> bool:
-    return isinstance(block, Line) and block.role == "heading"
-
-
-def _first(result: Result) -> Iterator[Block]:
-    yield from text.finding(result)
-    yield from evidence.target(result)
-    yield from evidence.flip_and_signatures(result)
-
-
-def _requests(result: Result) -> Iterator[Block]:
-    """The table of requests; nothing where only one differs, which is told above."""
-    if len(result.requests) < 2:
-        return
-    cells = [
-        [
-            clean(it.request),
-            clean(it.first.site),
-            str(it.first.position),
-            clean(it.first.kind),
-            it.first.class_ or "—",
-        ]
-        for it in result.requests[:REQUESTS_SHOWN]
-    ]
-    yield Table(["request", "first site", "position", "kind", "class"], cells, frozenset({2}))
-    if len(result.requests) > REQUESTS_SHOWN:
-        yield Line(f"… and {len(result.requests) - REQUESTS_SHOWN:,} more")
-
-
-def _captures(found: Evidence) -> Iterator[Block]:
-    cells = []
-    for name, capture in found.captures.items():
-        facts, state = capture.open, "complete" if capture.complete else "incomplete"
-        cells.append([name, clean(capture.label), clean(facts.source.vllm), state, clean(facts.created)])
-    yield Table(["in the archive", "capture", "vLLM", "state", "created"], cells)
-
-
-def _settings(result: Result) -> Iterator[Block]:
-    """All differing settings, where the table above cannot hold them."""
-    if len(result.differences) > text.SETTINGS_SHOWN:
-        yield text.settings_table(result.differences[:SETTINGS_SHOWN])

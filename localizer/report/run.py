@@ -284,6 +284,6 @@ def scope(result: RunResult) -> Scope:
         open_questions.append("Whether taps change what both sources compute: see what the runs say.")
     open_questions.append(
         "How the sources behave under other loads: rounds are queued whole before their first step; "
-        "`vllm serve` and AsyncLLM were not run."
+        "vllm serve and AsyncLLM were not run."
     )
     return Scope(establishes=established, does_not_establish=open_questions)

@@ -15,8 +15,8 @@ from localizer.diff import diff
 from localizer.diff.runs import DIFFERS, SCHEMA, RunFacts, RunResult
 from localizer.diff.verdict import EXIT_CODES
 from localizer.errors import DamagedCapture, LocalizerError, NotACapture
-from localizer.report.comment import Attachment, Evidence
 from localizer.report.history import MARKER
+from localizer.report.parts import Attachment, Evidence
 from localizer.run.attach import RUN
 from localizer.store import runs, schema, strict, tensors
 from localizer.store.archive import Archive, check
@@ -120,6 +120,8 @@ def _facts(tree: Any) -> RunFacts:
     repetitions = [*facts.untapped, *facts.observer, *facts.repeats]
     if facts.verdict not in EXIT_CODES or not {it.differs for it in repetitions} <= DIFFERS:
         raise ValueError("words that localizer does not know")
+    if len(facts.observer) > len(SIDES):
+        raise ValueError("more observers than sources")
     return facts
 
 

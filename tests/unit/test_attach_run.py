@@ -109,7 +109,8 @@ def test_what_a_run_says_in_a_strangers_archive_is_text(root: Path, tmp_path: Pa
     assert [it for it in live(text) if it != "html_block"] == []
     strange = [{**tree["untapped"][0], "differs": "x"}]
     wrongs: list[Any] = [{}, {"kind": "x"}, {**tree, "verdict": "fine"}, {**tree, "untapped": strange}, [], 3]
-    for wrong in (*wrongs, {**tree, "parity": 3}):
+    wrongs += [{**tree, "parity": 3}, {**tree, "observer": tree["observer"] * 2}]
+    for wrong in wrongs:
         members["run.json"] = json.dumps(wrong).encode()
         pack.write(tmp_path / "y.zip", members)
         with pytest.raises(LocalizerError, match="run\\.json is no result of a run"):

@@ -17,7 +17,8 @@ from markup import live, parsed, shown
 
 from localizer.diff.result import Difference, Reason
 from localizer.report import history
-from localizer.report.comment import DROPPED, Attachment, Evidence, comment, whole
+from localizer.report.comment import DROPPED, comment, whole
+from localizer.report.parts import Attachment, Evidence
 from localizer.report.safe import escaped
 from localizer.run.attach import attach
 from localizer.run.attached import read
@@ -136,7 +137,7 @@ LONG = st.text(st.sampled_from("x` @|\\<\u202e\U0001f600é-#1"), max_size=3000)
 
 
 @settings(deadline=None, max_examples=60)
-@given(LONG, st.integers(0, 400), st.integers(0, 60))
+@given(LONG, st.integers(0, 400), st.integers(0, 3000))
 def test_it_always_fits_and_always_has_its_scope(base: Evidence, text: str, many: int, reasons: int) -> None:
     differences = [
         Difference(setting=f"{number}{text}", candidate=text, parent=None) for number in range(many)
