@@ -107,7 +107,7 @@ def _folded(earlier: Sequence[Told], dropped: int, lost: bool) -> str:
     """Earlier verdicts, the newest first."""
     lines = ["<details>", f"<summary>Earlier verdicts: {len(earlier):,}</summary>", ""]
     for item in earlier:
-        lines += [f"**{_plain(item)}** {prose(item.headline)}", ""]
+        lines += [prose(item.headline), ""]
         lines += [
             f"Captured {code(item.when)}, archive {code(item.attachment)}, SHA-256 {code(item.sha256)}.",
             "",
@@ -122,12 +122,6 @@ def _folded(earlier: Sequence[Told], dropped: int, lost: bool) -> str:
     if lost:
         lines += ["What was told before could not be read from the comment that this one replaces.", ""]
     return "\n".join([*lines, "</details>"])
-
-
-def _plain(item: Told) -> str:
-    """The verdict's word, in bold before its sentence."""
-    word = item.headline.partition(":")[0]
-    return f"{word.capitalize()}." if word in ("identical", "diverged", "inconclusive") else "Verdict."
 
 
 def _packed(items: Sequence[Told]) -> str:

@@ -220,7 +220,7 @@ def _attachment(found: Evidence) -> Iterator[Part]:
         left_out.append(f"the whole captures say otherwise of: {', '.join(it.changed)}")
     yield Part("", [Line("Attachment", "heading")], _attached(it))
     yield Part("", [Bullets([clean(line, 600) for line in left_out or ["nothing was left out"]])])
-    name = it.name
+    name = f"./{it.name}" if it.name.startswith("-") else it.name
     further = "".join(f" --control {shlex.quote(f'{name}:{key}')}" for key in list(found.captures)[2:6])
     verify = (
         f"localize verify {shlex.quote(name)} && localize diff {shlex.quote(f'{name}:candidate')} "
