@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import zipfile
@@ -19,6 +20,7 @@ from pretended import FAULT, OTHER_TOKEN, Vllm, configured, going
 from localizer.cli.main import localize
 from localizer.errors import LocalizerError
 from localizer.report import history
+from localizer.report import run as report
 from localizer.report.comment import whole
 from localizer.run.attach import attach
 from localizer.run.attached import OfRun, file_name, of_run, read
@@ -179,3 +181,11 @@ def test_the_archive_lies_here_whatever_a_capture_is_called(tmp_path: Path) -> N
     captures = [Capture(folder) for folder in folders]
     assert captures[0].open.name == "../../x"
     assert file_name(*captures) == Path("candidate-parent.zip")
+
+
+def test_the_report_of_a_run_as_markdown(tmp_path: Path) -> None:
+    result, _ = going(configured(tmp_path), tmp_path, Vllm(lambda name, _: {}))
+    stream = io.StringIO()
+    report.render("markdown", result, stream)
+    assert live(stream.getvalue()) == []
+    assert stream.getvalue().startswith("## identical: every one of")
