@@ -8,7 +8,7 @@ from localizer.diff.elements import CLASSES
 from localizer.diff.record import Both, Record, Value
 
 EQUAL, DIFFERENT, NOT_COMPARED, NOT_APPLICABLE = "=?-."
-"""What is known of a row at a site, one character each; `DIFFERENT` where nothing but the digests was read."""
+"""What is known of a row at a site, one character each; `DIFFERENT` where only the digests were read."""
 
 CLASS_STATES = dict(zip(CLASSES, "zn1kvfsd", strict=True))
 """The same for a row that differs, by its class."""
@@ -74,7 +74,7 @@ class Cells(Record, frozen=True, kw_only=True):
     """The map of a diff.
 
     Attributes:
-        sites: names of the sites that both captures hold, the target's and then the draft's, in execution order.
+        sites: that both captures hold, the target's and then the draft's, each in execution order.
         requests: those that differ in causal order of their first differences, then the others.
         requests_left_out: requests that are not listed.
         cells_left_out: differing row x site pairs without a cell, of requests listed or not.

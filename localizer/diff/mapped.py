@@ -76,7 +76,9 @@ class _Filler:
         self._steps, self._details = steps, details
         alignment, columns = steps.alignment, steps.candidate.table.columns
         names = [] if steps.obstacles else alignment.sites
-        self.sites = [i for draft in (False, True) for i, name in enumerate(names) if place(name).draft == draft]
+        self.sites = [
+            i for draft in (False, True) for i, name in enumerate(names) if place(name).draft == draft
+        ]
         self._pair = np.full(len(steps.candidate.table), -1, np.int64)
         self._pair[alignment.candidate] = np.arange(len(alignment))
         rows = np.flatnonzero(columns["kind"] != DRAFT_PADDING)
@@ -89,7 +91,7 @@ class _Filler:
         self._differing = steps.comparison.differ.any()
 
     def requests(self) -> list[int]:
-        """Requests with rows: those that differ in causal order, then those that were compared, then others."""
+        """Requests with rows: those that differ in causal order, then those compared, then others."""
         order = self._steps.order.request
         _, where = np.unique(order, return_index=True)
         first = order[np.sort(where)].tolist()
@@ -118,7 +120,7 @@ class _Filler:
         every = self._of(number)
         rows = every[start:end]
         states, differ = self._states(rows)
-        cells = []
+        cells: list[Cell] = []
         for row, site in zip(*(axis.tolist() for axis in np.nonzero(differ)), strict=True):
             if len(cells) == most:
                 break
@@ -165,7 +167,7 @@ class _Filler:
         return states, differ
 
     def _applicable(self, rows: np.ndarray) -> np.ndarray:
-        """Bool [rows, sites]: whether the site exists on the row, on both sides where it has a counterpart."""
+        """Bool [rows, sites]: whether the site exists on the row, and on its counterpart if it has one."""
         steps, alignment = self._steps, self._steps.alignment
         others = self._others(rows)
         found = np.ones((len(rows), len(self.sites)), np.bool_)

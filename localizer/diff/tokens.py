@@ -98,9 +98,7 @@ def compare_tokens(
     )
 
 
-def outputs_of_both(
-    candidate: Capture, parent: Capture
-) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+def outputs_of_both(candidate: Capture, parent: Capture) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """The tokens of both sides by request, as far as both were asked for."""
     ours, theirs = candidate.outputs, parent.outputs
     asked = candidate.open.workload.max_tokens, parent.open.workload.max_tokens
