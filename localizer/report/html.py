@@ -41,8 +41,8 @@ class Section:
 
     @property
     def id(self) -> str:
-        """Its anchor."""
-        return re.sub(r"[^a-z]+", "-", self.title.lower()).strip("-")
+        """Its anchor, unlike any that the page has by itself."""
+        return f"on-{re.sub(r'[^a-z]+', '-', self.title.lower()).strip('-')}"
 
 
 def render(result: Result, stream: TextIO) -> None:
