@@ -8,10 +8,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from itertools import groupby
 from typing import Any, TextIO
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from localizer.diff.cells import DIFFERENT, Cell, ReturnedTokens
@@ -23,6 +25,7 @@ from localizer.report.maps import Map
 from localizer.report.safe import clean
 from localizer.report.scope import scope
 from localizer.report.states import STATES
+from localizer.report.tolerance import WITHIN
 
 SETTINGS_SHOWN = 200
 """Differing settings that are listed, and characters of a value of theirs."""
@@ -47,6 +50,26 @@ class Section:
 
 def render(result: Result, stream: TextIO) -> None:
     """Write the page."""
+    files = resources.files("localizer.report") / "page"
+    style, script = (
+        palette() + (files / "page.css").read_text("utf-8"),
+        (files / "page.js").read_text("utf-8"),
+    )
+    # Both come from this package and from nowhere else; whatever a capture says goes in escaped.
+    drawn = maps.maps(result)
+    page = template().render(
+        **content(result, drawn),
+        style=Markup(style),
+        script=Markup(script),
+        policy=policy(style, script),
+        data=Markup(embedded(data(result, drawn))),
+    )
+    stream.write(page)
+
+
+@cache
+def template() -> Template:
+    """The page without its content; everything that goes in is escaped unless it says otherwise."""
     environment = Environment(
         loader=PackageLoader("localizer.report", "page"),
         autoescape=True,
@@ -55,19 +78,7 @@ def render(result: Result, stream: TextIO) -> None:
         lstrip_blocks=True,
     )
     environment.filters["kind"] = lambda block: type(block).__name__
-    source = environment.loader
-    assert source is not None
-    style = palette() + source.get_source(environment, "page.css")[0]
-    script = source.get_source(environment, "page.js")[0]
-    # Both come from this package and from nowhere else; whatever a capture says goes in escaped.
-    page = environment.get_template("page.html").render(
-        **content(result),
-        style=Markup(style),
-        script=Markup(script),
-        policy=policy(style, script),
-        data=Markup(embedded(data(result))),
-    )
-    stream.write(page)
+    return environment.get_template("page.html")
 
 
 def policy(style: str, script: str) -> str:
@@ -100,14 +111,14 @@ def embedded(plain: Any) -> str:
     return blob.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def content(result: Result) -> dict[str, Any]:
+def content(result: Result, drawn: Sequence[Map]) -> dict[str, Any]:
     """What the template shows."""
     lead, before, after = arranged(result)
-    drawn = maps.maps(result)
+    there = maps.shown(drawn)
     static: list[dict[str, Any]] = []
     runs = 0
     for one in drawn:
-        fields = [(sites, list(_fields(states))) for sites, states in one.runs()]
+        fields = [(sites, list(_fields(states))) for sites, states in one.lines]
         runs += sum(len(found) for _, found in fields)
         if runs > STATIC_RUNS and static:
             break
@@ -125,11 +136,11 @@ def content(result: Result) -> dict[str, Any]:
         "establishes": limits.establishes or ["nothing."],
         "open": limits.does_not_establish,
         "states": STATES,
-        "legend": [number for number, state in enumerate(STATES) if state.code in maps.shown(result)],
+        "legend": [number for number, state in enumerate(STATES) if state.code in there],
         "maps": drawn,
         "static": static,
         "left_out": maps.left_out(result),
-        "unread": DIFFERENT in maps.shown(result),
+        "unread": DIFFERENT in there,
         "tokens": [_tokens(item) for item in (result.returned.requests if result.returned else [])],
         "tokens_left_out": result.returned.requests_left_out if result.returned else 0,
         "sides": _sides(result),
@@ -154,8 +165,8 @@ def arranged(result: Result) -> tuple[list[Block], list[Section], list[Section]]
         return lead[1:], [], behind
     lead = list(text.answer(result))
     first, parity = sections(text.differing(result.differences, SETTINGS_SHOWN, WIDEST_VALUE))
-    _, body = sections(text.body(result))
-    return [*lead, *first], [*parity, *body[:1]], body[1:]
+    _, (evidence, *others) = sections(text.body(result))
+    return [*lead, *first], [*parity, evidence], others
 
 
 def sections(blocks: Iterable[Block]) -> tuple[list[Block], list[Section]]:
@@ -191,6 +202,7 @@ def _fields(states: str) -> Iterator[tuple[int, int]]:
 
 
 _NUMBER = {state.code: number for number, state in enumerate(STATES)}
+_LETTERS = {ord(code): ord("a") + number for code, number in _NUMBER.items()}
 
 
 def _static_line(result: Result, sites: Sequence[int], fields: list[tuple[int, int]]) -> dict[str, Any]:
@@ -200,7 +212,7 @@ def _static_line(result: Result, sites: Sequence[int], fields: list[tuple[int, i
     return {"title": title, "fields": fields}
 
 
-def data(result: Result) -> dict[str, Any]:
+def data(result: Result, drawn: Sequence[Map]) -> dict[str, Any]:
     """What the script draws from: all text in it is clean, rows share their states."""
     if result.cells is None:
         return {"states": [], "sites": [], "maps": []}
@@ -214,20 +226,21 @@ def data(result: Result) -> dict[str, Any]:
             [clean(name), maps.label(name), int(number > 0 and groups[number] != groups[number - 1])]
             for number, name in enumerate(sites)
         ],
-        "maps": [_map(one) for one in maps.maps(result)],
+        "maps": [_map(one) for one in drawn],
     }
 
 
 def _map(one: Map) -> dict[str, Any]:
     patterns: dict[str, int] = {}
     rows = []
-    for row in one.rows:
-        states = "".join(chr(ord("a") + _NUMBER[row.states[site]]) for site in one.sites)
+    for row, codes in zip(one.rows, one.states, strict=True):
+        states = codes.translate(_LETTERS)
         parent = None if row.parent_request is None else [clean(row.parent_request), row.parent_step]
         rows.append([row.position, row.step, row.kind, parent, patterns.setdefault(states, len(patterns))])
     return {
         "request": clean(one.request),
         "sites": list(one.sites),
+        "lines": [len(sites) for sites, _ in one.lines],
         "rows": rows,
         "patterns": list(patterns),
         "cells": [[row, site, *_cell(cell)] for (row, site), cell in one.cells.items()],
@@ -236,22 +249,21 @@ def _map(one: Map) -> dict[str, Any]:
 
 
 def _cell(cell: Cell) -> list[Any]:
+    """Its sizes as they are shown, with their names, and the first differing element; [] where unknown."""
     both = cell.values
-    return [
-        cell.elements_differ,
-        cell.elements,
-        cell.first_element,
-        cell.max_ulp,
-        *(_number(value) for value in (cell.max_abs, cell.max_rel, cell.cosine)),
-        None if both is None else [both.candidate.decimal, both.candidate.hex],
-        None if both is None else [both.parent.decimal, both.parent.hex],
-        cell.within_tolerance,
+    if both is None or cell.elements_differ is None or cell.elements is None:
+        return []
+    sizes = [
+        ("elements that differ", f"{cell.elements_differ:,} of {cell.elements:,}"),
+        ("max ULP", None if cell.max_ulp is None else f"{cell.max_ulp:,}"),
+        ("max abs", None if cell.max_abs is None else f"{cell.max_abs:.6g}"),
+        ("max rel", None if cell.max_rel is None else f"{cell.max_rel:.6g}"),
+        ("cosine", None if cell.cosine is None else f"{cell.cosine:.9g}"),
+        ("tolerance", None if cell.within_tolerance is None else WITHIN[cell.within_tolerance]),
     ]
-
-
-def _number(value: float | None) -> float | None:
-    """Six digits are as much as a reader wants of a size."""
-    return None if value is None else float(f"{value:.6g}")
+    element = f"[{', '.join(map(str, cell.first_element))}]" if cell.first_element else ""
+    values = [[value.decimal, value.hex] for value in (both.candidate, both.parent)]
+    return [{name: shown for name, shown in sizes if shown is not None}, element, *values]
 
 
 # -- tokens -----------------------------------------------------------------------------------------------

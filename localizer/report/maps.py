@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 from localizer.diff.cells import EQUAL, NOT_APPLICABLE, NOT_COMPARED, Cell, MappedRequest, MappedRow
-from localizer.diff.places import Place, place
+from localizer.diff.places import place
 from localizer.diff.result import Result
 from localizer.report import within, wording
 from localizer.report.counts import count
@@ -27,46 +28,56 @@ class Map:
         draft: whether sites and rows are the draft's.
         sites: indices into the result's sites.
         rows: in causal order.
+        states: of each row, a character for each of these sites.
         cells: of these rows and sites, by index into `rows` and site.
         notes: sentences about what is not in it.
     """
 
     request: str
     draft: bool
-    sites: Sequence[int]
+    sites: range
     rows: Sequence[MappedRow]
+    states: Sequence[str]
     cells: dict[tuple[int, int], Cell]
     notes: Sequence[str]
 
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How many fields have each state."""
+        return Counter("".join(self.states))
+
     @property
     def differ(self) -> int:
-        """How many cells differ."""
-        return sum(row.states[site] not in QUIET for row in self.rows for site in self.sites)
+        """How many fields differ."""
+        return sum(number for state, number in self.counts.items() if state not in QUIET)
 
     @property
     def title(self) -> str:
         """What the map is of, and what is in it."""
         whose = f"{clean(self.request)}{', draft' if self.draft else ''}"
-        states = Counter(row.states[site] for row in self.rows for site in self.sites)
-        differ = sum(number for state, number in states.items() if state not in QUIET)
-        missing = f", {count(states[NOT_COMPARED], 'cell')} not compared" if states[NOT_COMPARED] else ""
-        if differ:
-            return f"{whose}: {count(differ, 'cell')} {'differs' if differ == 1 else 'differ'}{missing}"
-        return (
-            f"{whose}: equal{' where compared' * bool(missing)}{missing}"
-            if states[EQUAL]
-            else f"{whose}: nothing compared"
-        )
+        left = self.counts[NOT_COMPARED]
+        missing = f", {count(left, 'cell')} not compared" if left else ""
+        if self.differ:
+            verb = "differs" if self.differ == 1 else "differ"
+            return f"{whose}: {count(self.differ, 'cell')} {verb}{missing}"
+        if not self.counts[EQUAL]:
+            return f"{whose}: nothing compared"
+        return f"{whose}: equal{' where compared' if left else ''}{missing}"
 
-    def runs(self) -> Iterator[tuple[Sequence[int], str]]:
+    @cached_property
+    def lines(self) -> list[tuple[range, str]]:
         """Sites and their states, a character a row; equal neighbours without a difference together."""
-        column = {site: "".join(row.states[site] for row in self.rows) for site in self.sites}
 
-        def same(site: int) -> tuple[str, int]:
-            return column[site], -1 if set(column[site]) <= QUIET else site
+        def same(item: tuple[int, str]) -> tuple[str, int]:
+            site, states = item
+            return states, -1 if QUIET.issuperset(states) else site
 
-        for (states, _), sites in groupby(self.sites, same):
-            yield list(sites), states
+        found = []
+        columns = map("".join, zip(*self.states, strict=True))
+        for (states, _), run in groupby(zip(self.sites, columns, strict=True), same):
+            sites = [site for site, _ in run]
+            found.append((range(sites[0], sites[-1] + 1), states))
+        return found
 
 
 def maps(result: Result) -> list[Map]:
@@ -74,27 +85,30 @@ def maps(result: Result) -> list[Map]:
     found = result.cells
     if found is None:
         return []
-    drafts = [place(name).draft for name in found.sites]
+    target = sum(not place(name).draft for name in found.sites)  # a draft's sites follow
+    parts = {False: range(target), True: range(target, len(found.sites))}
     made = []
     for request in found.requests:
-        first_is_draft = bool(request.cells) and drafts[request.cells[0].site]
-        parts = [_part(result, request, drafts, draft) for draft in (first_is_draft, not first_is_draft)]
-        made += [part for part in parts if part.rows and part.sites]
+        draft_first = bool(request.cells) and request.cells[0].site >= target
+        both = [_part(result, request, parts[draft], draft) for draft in (draft_first, not draft_first)]
+        made += [part for part in both if part.rows and part.sites]
     return made
 
 
-def _part(result: Result, request: MappedRequest, drafts: list[bool], draft: bool) -> Map:
+def _part(result: Result, request: MappedRequest, sites: range, draft: bool) -> Map:
     numbers = [i for i, row in enumerate(request.rows) if row.kind.startswith("draft") == draft]
     new = {old: number for number, old in enumerate(numbers)}
+    rows = [request.rows[number] for number in numbers]
     return Map(
         request=request.request,
         draft=draft,
-        sites=[site for site, of_draft in enumerate(drafts) if of_draft == draft],
-        rows=[request.rows[number] for number in numbers],
+        sites=sites,
+        rows=rows,
+        states=[row.states[sites.start : sites.stop] for row in rows],
         cells={
             (new[cell.row], cell.site): cell
             for cell in request.cells
-            if cell.row in new and drafts[cell.site] == draft
+            if cell.row in new and cell.site in sites
         },
         notes=list(_notes(result, request)),
     )
@@ -109,7 +123,7 @@ def _notes(result: Result, request: MappedRequest) -> Iterator[str]:
     if request.cells_left_out:
         yield (
             f"{len(request.cells):,} of {count(request.differ, 'differing cell')} of this request are "
-            f"described, the causally first; the others are shown as different bytes or lie outside."
+            "described, the causally first; the others are shown as different bytes or lie outside."
         )
     unpaired = sum(row.parent_request is None for row in request.rows)
     if unpaired:
@@ -126,6 +140,11 @@ def left_out(result: Result) -> str:
     )
 
 
+def shown(drawn: Sequence[Map]) -> set[str]:
+    """Which states occur in some maps."""
+    return set[str]().union(*(one.counts for one in drawn))
+
+
 def label(name: str) -> str:
     """A site in few words, without an article."""
     return wording.site(place(name)).removeprefix("the ")
@@ -133,11 +152,5 @@ def label(name: str) -> str:
 
 def group(name: str) -> tuple[bool, int | None, str]:
     """Neighbouring sites of one group belong to one layer."""
-    where: Place = place(name)
+    where = place(name)
     return where.draft, where.number, "" if where.number is not None else where.stage
-
-
-def shown(result: Result) -> set[str]:
-    """Which states occur in the maps of a result."""
-    requests = result.cells.requests if result.cells is not None else []
-    return set().union(*(row.states for request in requests for row in request.rows))

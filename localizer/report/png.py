@@ -20,6 +20,7 @@ from localizer.report.states import STATES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.path import Path
 
 MAPS_SHOWN = 3
 """Maps that are drawn, the causally first."""
@@ -91,12 +92,12 @@ def draw(result: Result) -> Figure:
     return figure
 
 
-Lines = list[tuple[Sequence[int], str]]
+Lines = list[tuple[range, str]]
 
 
 def _cut(one: Map) -> tuple[Lines, range]:
     """The lines and rows that are drawn: those around the first difference."""
-    lines = list(one.runs())
+    lines = one.lines
     loud = [number for number, (_, states) in enumerate(lines) if set(states) - QUIET]
     start = max(0, min((loud or [0])[0] - 1, len(lines) - LINES_SHOWN))
     columns = [row for row in range(len(one.rows)) if any(states[row] not in QUIET for _, states in lines)]
@@ -110,10 +111,10 @@ def _map(axes: Axes, one: Map, lines: Lines, rows: range, names: Sequence[str]) 
     numbers = np.array([[_NUMBER[states[row]] for row in rows] for _, states in lines])
     colours = np.array([to_rgb(state.light[0]) for state in STATES])
     axes.imshow(colours[numbers], aspect="auto", interpolation="nearest")
-    for line, row in zip(*np.nonzero(numbers), strict=True):
-        state = STATES[numbers[line, row]]
-        if state.sign:
-            axes.text(row, line, state.sign, color=state.light[1], ha="center", va="center", size=6)
+    for number, state in enumerate(STATES):
+        y, x = np.nonzero(numbers == number)
+        if state.sign and len(x):
+            axes.scatter(x, y, s=9, marker=_marker(state.sign), c=state.light[1], linewidths=0)
     axes.set_title(one.title, loc="left", size=8, weight="bold")
     axes.set_yticks(range(len(lines)), names, size=6.5, family="monospace")
     step = 1 if len(rows) <= 24 else 5 if len(rows) <= 60 else 10
@@ -127,6 +128,16 @@ def _map(axes: Axes, one: Map, lines: Lines, rows: range, names: Sequence[str]) 
     axes.tick_params(which="both", length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def _marker(sign: str) -> Path:
+    """A sign around the origin: thousands of them are drawn at once, unlike as many texts."""
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    path = TextPath((0, 0), sign, size=10)
+    box = path.get_extents()
+    return Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).transform_path(path)
 
 
 def _names(result: Result, lines: Lines) -> list[str]:
@@ -149,7 +160,7 @@ def _short(name: str, limit: int = 56) -> str:
 def _legend(figure: Figure, drawn: Sequence[Map], above: float, width: float, height: float) -> None:
     from matplotlib.patches import Patch
 
-    there = set().union(*(row.states for one in drawn for row in one.rows))
+    there = maps.shown(drawn)
     handles = [
         Patch(
             facecolor=state.light[0],
@@ -186,8 +197,8 @@ def _notes(
     if left := maps.left_out(result):
         yield f"Not shown: {left}"
     for one, (lines, rows) in zip(drawn, parts, strict=True):
-        cut = len(one.rows) - len(rows), len(list(one.runs())) - len(lines)
-        if any(cut):
-            what = f"{count(cut[0], 'row')}, {count(cut[1], 'line')} of sites"
-            yield f"Not shown of {clean(one.request)}: {what}."
+        cut = len(one.rows) - len(rows), len(one.lines) - len(lines)
+        what = [count(number, noun) for number, noun in zip(cut, ("row", "line"), strict=True) if number]
+        if what:
+            yield f"Not shown of {clean(one.request)}: {' and '.join(what)}."
         yield from one.notes

@@ -167,6 +167,7 @@ def codes(run: Localize, name: str = "hostile") -> tuple[int, ...]:
     commands = [
         *(("verify", name), ("show", name), ("show", name, "--format", "json")),
         *(("diff", name, "good"), ("diff", "good", name, "--format", "json")),
+        ("report", name, "good", "--format", "html"),
     ]
     return tuple(run(*arguments).code for arguments in commands)
 

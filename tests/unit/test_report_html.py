@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html as entities
 import io
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -68,26 +70,29 @@ class Page(HTMLParser):
 Made = Callable[[str], Result]
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
-    """Makes the result of a case with its cells, always under the relative path `captures`."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Gives the result of a case with its cells, made once and always under the relative path `captures`."""
 
+    @cache
     def make(name: str) -> Result:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        monkeypatch.chdir(folder)
-        root = Path("captures")
-        if name in WITHIN:
-            return diff_within(Capture(write(root, Plan(**WITHIN[name]))), cells=True)
-        if name in PARENTS:
-            candidate, controls = PARENTS[name]
-            plans = [Plan(**{"name": f"parent-{number}"} | more) for number, more in enumerate(controls, 2)]
-            further = [Capture(write(root, plan)) for plan in plans]
-            return diff(*map(Capture, pair(root, Plan(), **candidate)), further, cells=True)
-        plan, candidate = CASES[name]
-        return diff(*map(Capture, pair(root, plan, **candidate)), cells=True)
+        with contextlib.chdir(tmp_path_factory.mktemp("case")):
+            return compared(name, Path("captures"))
 
     return make
+
+
+def compared(name: str, root: Path) -> Result:
+    """The result of a case with its cells."""
+    if name in WITHIN:
+        return diff_within(Capture(write(root, Plan(**WITHIN[name]))), cells=True)
+    if name in PARENTS:
+        candidate, controls = PARENTS[name]
+        plans = [Plan(**{"name": f"parent-{number}"} | more) for number, more in enumerate(controls, 2)]
+        further = [Capture(write(root, plan)) for plan in plans]
+        return diff(*map(Capture, pair(root, Plan(), **candidate)), further, cells=True)
+    plan, candidate = CASES[name]
+    return diff(*map(Capture, pair(root, plan, **candidate)), cells=True)
 
 
 def page(found: Result) -> str:
@@ -210,7 +215,7 @@ def test_without_javascript_the_map_is_there(made: Made) -> None:
     drawn = re.findall(r'<td class="s s(\d+) n\d+"(?: colspan="(\d+)")?', static)
     loud = sum(int(rows or 1) for state, rows in drawn if 0 < int(state) < 10)
     assert loud == found.coverage.pairs.differ
-    fields = sum(len(states) for one in maps(found) for _, states in one.runs())
+    fields = sum(len(states) for one in maps(found) for _, states in one.lines)
     assert sum(int(rows or 1) for _, rows in drawn) == fields
 
 

@@ -77,7 +77,7 @@ def test_it_says_what_it_shows_and_what_it_does_not(made: Made) -> None:
     for word in ("position", "site", "1 1-ulp", "k k-ulp", "equal", "model.layers.18.self_attn.attn/query"):
         assert word in said, word
     assert "Not shown: 5 further maps of requests, 0 of them with differences." in text
-    assert "Not shown of r02.02: 0 rows" in text
+    assert "Not shown of r02.02: 12 lines." in text
     assert "No row of any site was compared." in " ".join(words(made("models")))
 
 

@@ -8,6 +8,7 @@
   const [pages, range, earlier, later] = ["pages", "range", "earlier", "later"].map((id) => document.getElementById(id));
   const MOST_FIELDS = 12000; // drawn at once: what a browser lays out without a pause
   const EQUAL = 0;
+  const box = grid.parentElement;
   let map, lines, start, size, current;
 
   const element = (name, content, kind) => {
@@ -22,16 +23,10 @@
 
   // Sites as lines: neighbours of equal states, none of which differs, are drawn together.
   function group() {
-    const found = [];
-    const columns = map.sites.map((_, site) => map.rows.map((row) => map.patterns[row[4]][site]).join(""));
-    const quiet = columns.map((column) => ![...column].some((code) => differs(code.charCodeAt(0) - 97)));
-    columns.forEach((column, site) => {
-      const last = found[found.length - 1];
-      const joins = last && !every.checked && quiet[site] && quiet[last.from] && column === columns[last.from];
-      if (joins) last.to = site;
-      else found.push({ from: site, to: site });
-    });
-    return found;
+    const sizes = every.checked ? map.sites.map(() => 1) : map.lines;
+    let from = 0;
+    lines = sizes.map((number) => ({ from, to: (from += number) - 1 }));
+    size = Math.max(16, Math.min(128, Math.floor(MOST_FIELDS / lines.length)));
   }
 
   const name = (line) => {
@@ -44,14 +39,14 @@
   function choose(number) {
     map = data.maps[number];
     document.getElementById("notes").replaceChildren(...map.notes.map((note) => element("p", note, "note")));
-    lines = group();
-    size = Math.max(16, Math.min(128, Math.floor(MOST_FIELDS / lines.length)));
+    group();
     const first = map.cells.length ? map.cells[0] : [0, map.sites[0]];
     start = Math.floor(first[0] / size) * size;
     const site = map.sites.indexOf(first[1]);
     current = { row: first[0], line: lines.findIndex((line) => line.from <= site && site <= line.to) };
     draw();
     show();
+    box.scrollLeft = Math.max(0, field().offsetLeft - box.clientWidth / 2);
   }
 
   function header(end) {
@@ -99,6 +94,8 @@
     earlier.disabled = start === 0;
     later.disabled = end === map.rows.length;
     current.row = Math.max(start, Math.min(end - 1, current.row));
+    // A field that takes the focus must not hide behind the names, which stay where they are.
+    box.style.scrollPaddingLeft = `${grid.querySelector("tbody th").offsetWidth}px`;
     mark();
   }
 
@@ -120,7 +117,6 @@
   }
 
   const list = (pairs) => element("dl", pairs.flatMap(([term, value]) => [element("dt", term), element("dd", value)]));
-  const text = (value) => (typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 6 }) : value);
 
   function show() {
     for (const old of grid.querySelectorAll('[aria-selected="true"]')) old.removeAttribute("aria-selected");
@@ -141,21 +137,15 @@
 
   function numbers(found) {
     if (!found) return [element("p", "Not described here: the report keeps the numbers of the causally first cells.")];
-    const [differing, elements, first, ulp, abs, rel, cosine, ours, theirs, within] = found;
-    if (!ours) return elements === null || differing === null ? [element("p", "How much it differs is not known: the row was not kept on both sides, or has another layout.")] : [];
-    const sizes = [["elements that differ", `${text(differing)} of ${text(elements)}`]];
-    for (const [term, value] of [["max ULP", ulp], ["max abs", abs], ["max rel", rel], ["cosine", cosine]]) {
-      if (value !== null) sizes.push([term, term === "cosine" ? value : text(value)]);
-    }
-    if (within !== null) sizes.push(["tolerance", within ? "within" : "beyond"]);
-    const rows = [[data.sides[0], ours], [data.sides[1], theirs]].map(([side, value]) => {
-      const title = element("th", side);
+    if (!found.length) return [element("p", "How much it differs is not known: the row was not kept on both sides, or has another layout.")];
+    const [sizes, first, ...sides] = found;
+    const rows = sides.map(([decimal, hex], side) => {
+      const title = element("th", data.sides[side]);
       title.scope = "row";
-      return element("tr", [title, element("td", [element("code", value[0])]), element("td", [element("code", value[1])])]);
+      return element("tr", [title, element("td", [element("code", decimal)]), element("td", [element("code", hex)])]);
     });
-    const at = first.length ? ` at [${first.join(", ")}]` : "";
-    const table = element("table", [element("caption", `first differing element${at}`), element("tbody", rows)]);
-    return [list(sizes), table];
+    const caption = element("caption", `first differing element${first && ` at ${first}`}`);
+    return [list(Object.entries(sizes)), element("table", [caption, element("tbody", rows)])];
   }
 
   grid.addEventListener("click", (event) => {
@@ -181,8 +171,7 @@
   which.addEventListener("change", () => choose(Number(which.value)));
   every.addEventListener("change", () => {
     const site = lines[current.line].from;
-    lines = group();
-    size = Math.max(16, Math.min(128, Math.floor(MOST_FIELDS / lines.length)));
+    group();
     start = Math.floor(current.row / size) * size;
     current.line = lines.findIndex((line) => line.from <= site && site <= line.to);
     draw();
