@@ -229,6 +229,26 @@ def test_another_request_and_every_site(opened: Open, result: Result) -> None:
     assert page.execute_script(labels) == 2 * 37
 
 
+def test_the_first_difference_is_in_sight(opened: Open, result: Result) -> None:
+    """However far to the right it lies, and beside the names, which stay where they are."""
+    assert result.cells is not None
+    item = result.cells.requests[0]
+    rows = [msgspec.structs.replace(item.rows[0], states="=" * 37)] * 100 + list(item.rows)
+    cells = [msgspec.structs.replace(cell, row=cell.row + 100) for cell in item.cells]
+    moved = [msgspec.structs.replace(item, rows=rows, cells=cells)]
+    found = msgspec.structs.replace(result, cells=msgspec.structs.replace(result.cells, requests=moved))
+    for width in (1200, 375):
+        page = opened(found, width=width)
+        script = """
+            const sides = (selector) => {
+                const box = document.querySelector(selector).getBoundingClientRect();
+                return [box.left, box.right];
+            };
+            return [sides('#grid tbody th'), sides('#grid [aria-selected]'), sides('#view .scroll')]"""
+        (_, names), (left, right), (_, end) = page.execute_script(script)
+        assert names <= left < right <= end
+
+
 def test_a_large_map_is_drawn_in_parts(opened: Open, large: Result) -> None:
     page = opened(large)
     assert complaints(page) == []

@@ -46,11 +46,12 @@
     current = { row: first[0], line: lines.findIndex((line) => line.from <= site && site <= line.to) };
     draw();
     show();
-    box.scrollLeft = Math.max(0, field().offsetLeft - box.clientWidth / 2);
+    box.scrollLeft = Math.max(0, field().offsetLeft + 3 * field().offsetWidth - box.clientWidth); // if need be
   }
 
   function header(end) {
-    const kinds = element("tr", [element("td")]);
+    const draft = map.rows[0][2].startsWith("draft-");
+    const kinds = element("tr", [element("td", draft ? "draft step" : "kind of row")]);
     for (let row = start, run; row < end; row = run) {
       const kind = map.rows[row][2];
       for (run = row; run < end && map.rows[run][2] === kind; run++);
@@ -60,7 +61,7 @@
       cell.title = kind;
       kinds.append(cell);
     }
-    const positions = element("tr", [element("td")]);
+    const positions = element("tr", [element("td", "position")]);
     for (let row = start; row < end; row++) {
       const cell = element("th", [element("span", map.rows[row][0])]);
       cell.scope = "col";
