@@ -16,11 +16,10 @@ from typing import Any, TextIO
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from localizer.diff.cells import DIFFERENT, Cell, ReturnedTokens
+from localizer.diff.cells import DIFFERENT, Cell
 from localizer.diff.result import DIVERGED, Result
-from localizer.report import maps, summary, text, within, wording
+from localizer.report import maps, returned, summary, text, within, wording
 from localizer.report.blocks import Block, Line
-from localizer.report.counts import count
 from localizer.report.maps import Map
 from localizer.report.safe import clean
 from localizer.report.scope import scope
@@ -141,7 +140,7 @@ def content(result: Result, drawn: Sequence[Map]) -> dict[str, Any]:
         "static": static,
         "left_out": maps.left_out(result),
         "unread": DIFFERENT in there,
-        "tokens": [_tokens(item) for item in (result.returned.requests if result.returned else [])],
+        "tokens": [returned.table(item) for item in (result.returned.requests if result.returned else [])],
         "tokens_left_out": result.returned.requests_left_out if result.returned else 0,
         "sides": _sides(result),
     }
@@ -264,40 +263,3 @@ def _cell(cell: Cell) -> list[Any]:
     element = f"[{', '.join(map(str, cell.first_element))}]" if cell.first_element else ""
     values = [[value.decimal, value.hex] for value in (both.candidate, both.parent)]
     return [{name: shown for name, shown in sizes if shown is not None}, element, *values]
-
-
-# -- tokens -----------------------------------------------------------------------------------------------
-
-
-def _tokens(found: ReturnedTokens) -> dict[str, Any]:
-    longest = max(len(found.tokens.candidate), len(found.tokens.parent))
-    columns = []
-    for number in range(longest):
-        pair = [
-            str(side[number]) if number < len(side) else "—"
-            for side in (found.tokens.candidate, found.tokens.parent)
-        ]
-        output = found.start + number
-        columns.append(
-            {
-                "position": found.prompt_tokens + output,
-                "output": output,
-                "pair": pair,
-                "differs": pair[0] != pair[1],
-                "first": output == found.first,
-            }
-        )
-    end = found.start + longest
-    behind = max(found.lengths.candidate, found.lengths.parent) - end
-    other = (
-        "" if found.parent_request == found.request else f" (the other side's {clean(found.parent_request)})"
-    )
-    position = found.prompt_tokens + found.first
-    cut = f"Outputs {found.start} to {end - 1}; {found.start:,} before and {behind:,} behind are left out."
-    return {
-        "title": f"{clean(found.request)}{other}: {found.differ:,} of {count(found.positions, 'token')} "
-        f"{'differs' if found.positions == 1 else 'differ'}, the first at position {position} "
-        f"(output {found.first})",
-        "columns": columns,
-        "cut": cut if found.start or behind else "",
-    }

@@ -27,6 +27,7 @@ from localizer.report import text
 from localizer.report.formats import render
 from localizer.report.html import embedded
 from localizer.report.maps import maps
+from localizer.report.returned import table
 from localizer.report.states import STATES
 from localizer.store.reader import Capture
 
@@ -240,6 +241,15 @@ def test_many_settings_are_listed(made: Made) -> None:
     many = [Difference(setting=f"engine.x{i}", candidate=i, parent=None) for i in range(60)]
     words = Page(page(msgspec.structs.replace(found, differences=many))).words
     assert {f"engine.x{i}" for i in range(60)} <= set(words)
+
+
+def test_behind_the_end_of_an_unfinished_request_no_token_is_compared(tmp_path: Path) -> None:
+    outputs = {"r00.00": [9, *Plan().tokens("r00.00")[1:2]]}
+    one, other = pair(tmp_path, outputs=outputs, unfinished=frozenset({"r00.00"}))
+    found = diff(Capture(one), Capture(other), cells=True).returned
+    assert found is not None
+    marks = [column["mark"] for column in table(found.requests[0])["columns"]]
+    assert marks == ["≠ first", "=", "not compared", "not compared"]
 
 
 def test_a_result_without_cells_has_no_map(made: Made) -> None:
