@@ -142,23 +142,25 @@ def _captures(result: Result) -> Table:
     return Table([*header, "path"], [[*row, clean(it.path)] for row, (_, it) in zip(rows, both, strict=True)])
 
 
-def differing(differences: list[Difference]) -> Iterator[Block]:
+def differing(
+    differences: list[Difference], shown: int = SETTINGS_SHOWN, widest: int = WIDEST_VALUE
+) -> Iterator[Block]:
     """What else differs between the two captures: it often is the answer."""
     if not differences:
         yield Line("parity: nothing else that both captures record differs")
         return
     yield Line("What else differs", "heading")
     rows = [
-        [clean(item.setting), _value(item.candidate), _value(item.parent)]
-        for item in differences[:SETTINGS_SHOWN]
+        [clean(item.setting), _value(item.candidate, widest), _value(item.parent, widest)]
+        for item in differences[:shown]
     ]
     yield Table(["setting", "candidate", "parent"], rows)
-    if len(differences) > SETTINGS_SHOWN:
-        yield Line(f"  … and {len(differences) - SETTINGS_SHOWN} more; --format json lists all")
+    if len(differences) > shown:
+        yield Line(f"  … and {len(differences) - shown} more; --format json lists all")
 
 
-def _value(value: object) -> str:
-    return "—" if value is None else clean(str(value), WIDEST_VALUE)
+def _value(value: object, widest: int) -> str:
+    return "—" if value is None else clean(str(value), widest)
 
 
 def _coverage(result: Result) -> Iterator[str]:
