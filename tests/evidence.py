@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from builders import Plan, write
 from cases import CASES, PARENTS
 
+from localizer.report import history
 from localizer.report.parts import Evidence
 from localizer.run.attach import attach
 from localizer.run.attached import read
 from localizer.store.reader import Capture
+
+CHANGING = re.compile(r"[0-9a-f]{64}|(?<=<path )[0-9a-f]{8}|[0-9,]+(?= bytes, SHA)")
+
+
+def stable(comment: str) -> str:
+    """What a reader sees of a comment, without what changes with times, folders and every byte of an archive."""
+    return CHANGING.sub("...", history.RECORDS.sub("", comment))
+
 
 HOSTILE_NAME = "x` @octocat #1 | <b>.zip"
 

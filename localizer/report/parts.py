@@ -300,4 +300,4 @@ def _captures(found: Evidence) -> Iterator[Block]:
 def _settings(result: Result) -> Iterator[Block]:
     """All differing settings, where the table above cannot hold them."""
     if len(result.differences) > text.SETTINGS_SHOWN:
-        yield text.settings_table(result.differences[:SETTINGS_SHOWN])
+        yield from text.differing(result.differences, SETTINGS_SHOWN)

@@ -149,25 +149,25 @@ def captures(result: Result) -> Table:
     return Table([*header, "path"], [[*row, clean(it.path)] for row, (_, it) in zip(rows, both, strict=True)])
 
 
-def differing(differences: list[Difference]) -> Iterator[Block]:
+def differing(
+    differences: list[Difference], shown: int = SETTINGS_SHOWN, widest: int = WIDEST_VALUE
+) -> Iterator[Block]:
     """What else differs between the two captures: it often is the answer."""
     if not differences:
         yield Line("parity: nothing else that both captures record differs")
         return
     yield Line("What else differs", "heading")
-    yield settings_table(differences[:SETTINGS_SHOWN])
-    if len(differences) > SETTINGS_SHOWN:
-        yield Line(f"  … and {len(differences) - SETTINGS_SHOWN} more; --format json lists all")
+    rows = [
+        [clean(item.setting), _value(item.candidate, widest), _value(item.parent, widest)]
+        for item in differences[:shown]
+    ]
+    yield Table(["setting", "candidate", "parent"], rows)
+    if len(differences) > shown:
+        yield Line(f"  … and {len(differences) - shown} more; --format json lists all")
 
 
-def settings_table(differences: list[Difference]) -> Table:
-    """Settings with both values."""
-    rows = [[clean(item.setting), _value(item.candidate), _value(item.parent)] for item in differences]
-    return Table(["setting", "candidate", "parent"], rows)
-
-
-def _value(value: object) -> str:
-    return "—" if value is None else clean(str(value), WIDEST_VALUE)
+def _value(value: object, widest: int) -> str:
+    return "—" if value is None else clean(str(value), widest)
 
 
 def coverage(result: Result) -> Iterator[str]:

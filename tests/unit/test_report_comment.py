@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import golden
 import msgspec
 import pytest
 from builders import Plan, attention, bump
-from evidence import HOSTILE_NAME, packed, plans
+from evidence import HOSTILE_NAME, packed, plans, stable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markup import live, parsed, shown
@@ -46,7 +47,10 @@ def test_the_committed_pair(tmp_path: Path) -> None:
     made = attach(*captures, [], tmp_path / "candidate-parent.zip", limit=25_000_000, redact=True)
     text = whole(read(made.path))
     assert ours(text) == []
-    golden.check("comment-committed.md", text)
+    golden.check("comment-committed.md", stable(text))
+    digest = hashlib.sha256(made.path.read_bytes()).hexdigest()
+    size = made.path.stat().st_size
+    assert f"`candidate-parent.zip`, {size:,} bytes, SHA-256 `{digest}`" in text
 
 
 @pytest.mark.parametrize(
@@ -55,13 +59,13 @@ def test_the_committed_pair(tmp_path: Path) -> None:
 def test_it_is_as_expected(tmp_path: Path, name: str) -> None:
     text = whole(packed(tmp_path, plans(name)))
     assert ours(text) == []
-    golden.check(f"comment-{name}.md", visible(text))
+    golden.check(f"comment-{name}.md", stable(text))
 
 
 def test_hostile_names(tmp_path: Path) -> None:
     text = whole(packed(tmp_path, plans("hostile"), HOSTILE_NAME))
     assert ours(text) == []
-    golden.check("comment-hostile.md", visible(text))
+    golden.check("comment-hostile.md", stable(text))
 
 
 def test_verdict_and_attribution_stand_first(tmp_path: Path) -> None:
@@ -130,7 +134,7 @@ def test_details_are_dropped_in_order_and_named(base: Evidence) -> None:
 
 
 def test_too_long(base: Evidence) -> None:
-    golden.check("comment-too-long.md", comment(base, 3_600) + "\n")
+    golden.check("comment-too-long.md", stable(comment(base, 3_600)) + "\n")
 
 
 LONG = st.text(st.sampled_from("x` @|\\<\u202e\U0001f600é-#1"), max_size=3000)
