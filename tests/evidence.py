@@ -20,7 +20,7 @@ CHANGING = re.compile(r"[0-9a-f]{64}|(?<=<path )[0-9a-f]{8}|[0-9,]+(?= bytes, SH
 
 
 def stable(comment: str) -> str:
-    """What a reader sees of a comment, without what changes with times, folders and every byte of an archive."""
+    """What a reader sees of a comment, without what changes with times, folders and an archive's bytes."""
     return CHANGING.sub("...", history.RECORDS.sub("", comment))
 
 
