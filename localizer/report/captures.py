@@ -204,7 +204,7 @@ def _run(folder: Path) -> tuple[str, ...]:
     run = runs.read(folder)
     if run is None:
         return clean(f"{names.RUNS}/{folder.name}"), "", "", "damaged"
-    made = str(len(runs.RunFolder(folder.parent.parent, folder).done))
+    made = str(len(runs.finished_captures(folder)))
     verdict = runs.verdict(folder) or "not finished"
     return clean(f"{names.RUNS}/{folder.name}"), clean(run.created), made, verdict
 

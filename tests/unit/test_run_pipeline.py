@@ -20,7 +20,7 @@ from builders import Plan, attention, bump, put, write
 from click.testing import CliRunner
 
 from localizer.capture.finish import describe
-from localizer.capture.request import CaptureRequest
+from localizer.capture.request import CaptureRequest, prepare
 from localizer.capture.session import Progress
 from localizer.cli.main import localize
 from localizer.diff.result import Difference
@@ -37,6 +37,9 @@ from localizer.wire.spec import LOGITS
 QUERY = "r01.00", 4, attention(1, "query")
 FAULT: dict[str, Any] = {"changes": {QUERY: bump()}}
 OTHER_TOKEN: dict[str, Any] = {"outputs": {"r01.00": [9, 9, 9, 9]}}
+
+OTHER_VERSION = "0.28.0"
+"""A vLLM that is not the one of the other captures."""
 
 Making = Callable[[str, int], dict[str, Any]]
 
@@ -67,6 +70,7 @@ class Vllm:
     makes: Making
     made: list[str] = field(default_factory=list)
     requests: list[CaptureRequest] = field(default_factory=list)
+    sources: dict[Path | None, schema.Open] = field(default_factory=dict)
 
     def __call__(self, request: CaptureRequest, progress: Progress) -> Path:
         self.requests.append(request)
@@ -75,22 +79,35 @@ class Vllm:
         more = dict(self.makes(request.name, number))
         logprobs = more.pop("logprobs", {})
         blocks = request.engine.get("num_gpu_blocks_override", more.pop("blocks", 64))
-        overlay = {"models/llama.py": "11" * 16} if request.overlay else None
-        plan = Plan(name=request.name, number=number, only_tokens=not request.taps, overlay=overlay)
+        plan = Plan(name=request.name, number=number, only_tokens=not request.taps)
         plan = replace(plan, running={"num_kv_blocks": blocks}, **more)
         if request.payload == "none":
             plan = replace(plan, payload=frozenset())
         folder = write(request.root, plan)
-        _edit(folder, request.taps, logprobs)
+        _edit(folder, self.opening(request), request.taps, logprobs)
         self.made.append(request.name)
         return folder
 
+    def opening(self, request: CaptureRequest) -> schema.Open:
+        """What a real capture of the request would say of its source, looked up once."""
+        if request.overlay not in self.sources:
+            prepared = prepare(request)
+            if prepared.laid is not None:
+                prepared.laid.lock.close()
+            self.sources[request.overlay] = prepared.opening
+        return self.sources[request.overlay]
 
-def _edit(folder: Path, taps: bool, logprobs: dict[str, list[Any]]) -> None:
-    """Note what the builder does not: taps that are off, and log probabilities."""
+
+def _edit(folder: Path, real: schema.Open, taps: bool, logprobs: dict[str, list[Any]]) -> None:
+    """Note what the builder does not: the source and the model, taps that are off, log probabilities."""
     opening = json.loads((folder / schema.OPEN).read_text())
     opening["observer"]["taps"] = taps
+    if opening["source"]["vllm"] != OTHER_VERSION:
+        opening["source"] = msgspec.to_builtins(real.source)
+    opening["workload"]["model"] = msgspec.to_builtins(real.workload.model)
     (folder / schema.OPEN).write_text(json.dumps(opening, indent=1))
+    if not (folder / schema.MANIFEST).exists():
+        return
     manifest = json.loads((folder / schema.MANIFEST).read_text())
     for output in manifest["outputs"]:
         output["logprobs"] = logprobs.get(output["request"], [])
@@ -117,11 +134,12 @@ def config(tmp_path: Path) -> Config:
 def going(config: Config, folder: Path, vllm: Vllm, fresh: bool = False) -> tuple[RunResult, Nobody]:
     watcher = Nobody()
     pipeline = Pipeline(config, folder / "captures", folder, watcher, vllm, fresh)
-    result = pipeline.run()
-    kept = {form: io.StringIO() for form in ("text", "json")}
-    for form, stream in kept.items():
-        report.render(form, result, stream)
-    pipeline.record.finish(kept["json"].getvalue(), kept["text"].getvalue())
+    with pipeline.record as record:
+        result = pipeline.run()
+        kept = {form: io.StringIO() for form in ("text", "json")}
+        for form, stream in kept.items():
+            report.render(form, result, stream)
+        record.finish(kept["json"].getvalue(), kept["text"].getvalue())
     return result, watcher
 
 
@@ -367,8 +385,8 @@ def test_log_probabilities_of_the_two_sources_are_compared(config: Config, tmp_p
 
 
 def test_a_source_that_changes_during_the_run_is_noticed(config: Config, tmp_path: Path) -> None:
-    vllm = Vllm(lambda name, number: {"vllm": "0.28.0"} if name == "candidate" else {})
-    with pytest.raises(LocalizerError, match="it changed during the run"):
+    vllm = Vllm(lambda name, number: {"vllm": OTHER_VERSION} if name == "candidate" else {})
+    with pytest.raises(LocalizerError, match="what it was when the run began"):
         going(config, tmp_path, vllm)
 
 
