@@ -156,13 +156,13 @@ def _cosine(one: np.ndarray, other: np.ndarray) -> float | None:
 
 
 def length(row: np.ndarray) -> float:
-    """Euclidean length of a row of float64."""
+    """Euclidean length of a row of float64, of any shape."""
     return float(np.sqrt(_dot(row, row)))
 
 
 def _dot(one: np.ndarray, other: np.ndarray) -> float:
     """The sum of products in numpy's own order: BLAS adds in one that depends on the processor."""
-    return float(np.add.reduce(one * other))
+    return float(np.add.reduce((one * other).reshape(-1)))
 
 
 def _scaled(row: np.ndarray) -> np.ndarray:

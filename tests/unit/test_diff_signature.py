@@ -155,6 +155,17 @@ def test_the_course_over_the_layers(
         assert (found[0].number or 0) >= 4
 
 
+def test_outputs_with_heads_have_a_course_too(compared: Compared) -> None:
+    """As vLLM's attention gives them: [heads, head_dim]."""
+    layouts = {attention(layer, "output"): ("float32", (2, 4)) for layer in range(3)}
+    factors = (0.01, 0.1, 0.5)
+    changes = {
+        ("r01.01", 3, attention(layer, "output")): scaled(factor) for layer, factor in enumerate(factors)
+    }
+    plan = Plan(prompts=PROMPTS, matrix=(1, 4), max_tokens=3, dtype="float32", layouts=layouts)
+    assert [pattern.code for pattern in compared(changes, plan).signatures] == ["grows"]
+
+
 def test_without_payload_no_course_is_told(compared: Compared) -> None:
     changes = {("r01.01", 3, attention(layer, "output")): scaled(10.0**layer) for layer in range(3)}
     assert codes(compared(changes, payload=frozenset())) == []
