@@ -132,19 +132,19 @@ class Pipeline:
         ways = " ".join(f"{way.request}:{way.position}" for way in step.ways)
         found = self.record.find(step.name, self._pinned, ways)
         if found is not None:
-            capture, done = found
+            capture, seconds = found[0], found[1].seconds
             self._check(step, capture)
         else:
             if step.arm not in self._begun:  # its cache is empty at its first run
                 shutil.rmtree(self.record.compiled / step.arm, ignore_errors=True)
-            capture, done = self._take(step, which, ways)
+            capture, seconds = self._take(step, which, ways)
         self._begun.add(step.arm)
         self._made.append((step, capture))
         self._steps.append(
             RunStep(
                 step=step.name,
                 capture=capture.label,
-                seconds=done.seconds,
+                seconds=seconds,
                 resumed=found is not None,
                 state=COMPLETE if capture.complete else INCOMPLETE,
             )
@@ -155,25 +155,28 @@ class Pipeline:
         first = self._first.setdefault(step.side, capture)
         sources.check_unchanged(self._sides[step.side], step.side, first, capture)
 
-    def _take(self, step: Step, which: str, ways: str) -> tuple[Capture, Done]:
+    def _take(self, step: Step, which: str, ways: str) -> tuple[Capture, float]:
+        """Make a capture; and how many seconds it took. What did not finish is made anew another time."""
         request = plan.request(self._config, step, self._root, self._base, self.record.compiled, self._pinned)
         started = time.monotonic()
         progress = self._watcher.capture(f"{step.name} ({which})")
         folder = self._capturing(request, progress)
         capture = Capture(folder)
         self._watcher.captured(capture)
-        done = Done(
-            step=step.name,
-            number=capture.open.number,
-            seconds=time.monotonic() - started,
-            manifest=digest(capture),
-            pinned=self._pinned,
-            ways=ways,
-        )
+        seconds = time.monotonic() - started
         self._check(step, capture)
         if capture.complete:
-            self.record.add(done)
-        return capture, done
+            self.record.add(
+                Done(
+                    step=step.name,
+                    number=capture.open.number,
+                    seconds=seconds,
+                    manifest=digest(capture),
+                    pinned=self._pinned,
+                    ways=ways,
+                )
+            )
+        return capture, seconds
 
     def _blocks(self) -> dict[str, int | None]:
         """KV cache blocks by capture."""

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from engines import EAGER, IN_PROCESS, Quiet
+from engines import COMPILED, EAGER, IN_PROCESS, Quiet
 from repositories import commit, git
 
 from localizer.capture.request import CaptureRequest
 from localizer.capture.session import Progress, capture
+from localizer.diff.bisect import judge
 from localizer.diff.result import Difference
 from localizer.diff.runs import RunResult
 from localizer.report import run as report
@@ -24,7 +25,9 @@ from localizer.run.config import Config, Passes, Source, Workload
 from localizer.run.pipeline import Pipeline
 from localizer.sources import fault as faults
 from localizer.sources.fault import FACTOR, MLP, MODELS, Fault
+from localizer.store import names
 from localizer.store.reader import Capture
+from localizer.store.schema import Compiled
 from localizer.wire.spec import TOKEN
 
 PROMPT, FROM = 6, 12
@@ -118,15 +121,24 @@ def running(root: Path, overlay: Callable[[Fault], Path]) -> Callable[..., RunRe
             environment=dict(IN_PROCESS),
             run=passes,
         )
-        pipeline = Pipeline(config, root, root, Watcher(), once, fresh=True)
-        result = pipeline.run()
-        text = io.StringIO()
-        report.render("text", result, text)
-        pipeline.record.finish("{}", text.getvalue())
-        print(text.getvalue()[:3000])
-        return result
+        return carried_out(config, root, root, once)[0]
 
     return work
+
+
+def carried_out(
+    config: Config, root: Path, base: Path, capturing: Callable[[CaptureRequest, Progress], Path]
+) -> tuple[RunResult, str]:
+    """A run as the command does it, and its report."""
+    pipeline = Pipeline(config, root, base, Watcher(), capturing, fresh=True)
+    with pipeline.record as record:
+        result = pipeline.run()
+        text, tree = io.StringIO(), io.StringIO()
+        report.render("text", result, text)
+        report.render("json", result, tree)
+        record.finish(tree.getvalue(), text.getvalue())
+    print(text.getvalue()[:3000])
+    return result, text.getvalue()
 
 
 def place(result: RunResult) -> tuple[str | None, str] | None:
@@ -217,6 +229,66 @@ def test_in_rotary_embedding(running: Callable[..., RunResult]) -> None:
 def test_a_refactoring_that_changes_nothing(running: Callable[..., RunResult]) -> None:
     found = running("nothing", SHORT)
     assert (found.verdict, found.reasons, found.witness) == ("identical", [], None)
+
+
+def compiled_of(found: RunResult, root: Path, step: str) -> Compiled:
+    """What the capture of a step says of its compiled code."""
+    (label,) = (item.capture for item in found.steps if item.step == step)
+    manifest = names.load(root, label).manifest
+    assert manifest is not None
+    assert manifest.compiled is not None
+    return manifest.compiled
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_compiled_arms(root: Path, tmp_path: Path, overlay: Callable[[Fault], Path]) -> None:
+    """Each arm compiles for itself; with a shared cache nothing is attributed."""
+    requests: list[CaptureRequest] = []
+
+    def noted(request: CaptureRequest, progress: Progress) -> Path:
+        requests.append(request)
+        return capture(request, progress)
+
+    config = Config(
+        workload=Workload(model="tiny", matrix=[1, 2], repeats=1, prompt_tokens=PROMPT, max_tokens=4),
+        candidate=Source(overlay=str(overlay(FAULTS["value"]))),
+        engine=dict(COMPILED),
+        environment=dict(IN_PROCESS),
+    )
+    found, text = carried_out(config, root, tmp_path, noted)
+    assert (found.verdict, found.attribution, found.reasons) == ("diverged", "candidate-only", [])
+    assert place(found) == AFTER_4
+    assert found.compile_cache == "own"
+    places = {request.name: request.compile_cache for request in requests}
+    arms = {name: places.pop(name) for name in ("parent", "parent-2", "candidate")}
+    assert None not in arms.values()
+    assert len(set(arms.values())) == 3
+    assert all(place == arms[name.partition("-")[0]] for name, place in places.items())
+    states = {name: compiled_of(found, root, name).cache for name in arms}
+    assert states["parent-2"] == "empty", "the control compiles from nothing"
+    assert "empty" not in (states["parent"], states["candidate"]), "their runs without taps came first"
+    assert [(item.one.partition("/")[0], item.equal) for item in found.compiled] == [
+        ("candidate", False),
+        ("parent-2", True),
+    ]
+    settings = [item.setting for item in found.first_pass.differences]
+    assert "compiled.files" in settings
+    assert text.index("compiled.files") < text.index("Row pairs"), "code before tensors"
+    assert "the same code was generated for parent-2" in text
+    assert not any(place.exists() for place in arms.values() if place is not None), "removed with the result"
+
+    few = Passes(untapped=0, controls=1, repeats=0, witness_tries=0, compile_cache="shared")
+    cache = {"VLLM_CACHE_ROOT": str(tmp_path / "vllm"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    shared = msgspec.structs.replace(config, run=few, environment=IN_PROCESS | cache)
+    requests.clear()
+    found, text = carried_out(shared, root, tmp_path, noted)
+    assert {request.compile_cache for request in requests} == {None}
+    assert (found.verdict, found.attribution, place(found)) == ("diverged", "no-control", AFTER_4)
+    assert compiled_of(found, root, "parent").cache == "empty"
+    assert compiled_of(found, root, "parent-2").cache != "empty", "two parents share it"
+    assert "controls attribute nothing" in text
+    assert judge(found) == 125, "a control was asked for and cannot speak"
 
 
 @pytest.mark.slow

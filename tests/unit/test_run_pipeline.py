@@ -1,16 +1,12 @@
 """`localize run` on captures that a double makes: reproducibility, observer, witness, pinning, resuming.
 
-The double writes synthetic captures (builders.py) in place of starting vLLM; that real ones go the same way
-is held by tests/integration/test_run.py.
+That real ones go the same way is held by tests/integration/test_run.py.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,138 +14,14 @@ import msgspec
 import pytest
 from builders import Plan, attention, bump, put, write
 from click.testing import CliRunner
+from doubles import FAULT, OTHER_TOKEN, OTHER_VERSION, QUERY, Broken, Vllm, candidates, going, text_of
 
-from localizer.capture.finish import describe
-from localizer.capture.request import CaptureRequest, prepare
-from localizer.capture.session import Progress
 from localizer.cli.main import localize
-from localizer.diff.result import Difference
-from localizer.diff.runs import RunResult
 from localizer.errors import CaptureFailed, LocalizerError
-from localizer.report import run as report
 from localizer.report.captures import history
-from localizer.run.config import Config, load
-from localizer.run.pipeline import Pipeline
-from localizer.store import names, runs, schema
-from localizer.store.reader import Capture
+from localizer.run.config import Config
+from localizer.store import runs
 from localizer.wire.spec import LOGITS
-
-QUERY = "r01.00", 4, attention(1, "query")
-FAULT: dict[str, Any] = {"changes": {QUERY: bump()}}
-OTHER_TOKEN: dict[str, Any] = {"outputs": {"r01.00": [9, 9, 9, 9]}}
-
-OTHER_VERSION = "0.28.0"
-"""A vLLM that is not the one of the other captures."""
-
-Making = Callable[[str, int], dict[str, Any]]
-
-
-class Nobody:
-    """A watcher that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def tell(self, text: str) -> None:
-        self.said.append(text)
-
-    def differences(self, found: Any) -> None:
-        self.found: list[Difference] = list(found)
-
-    def capture(self, name: str) -> Progress:
-        self.said.append(name)
-        return self  # type: ignore[return-value]
-
-    def captured(self, capture: Capture) -> None: ...
-
-
-@dataclass
-class Vllm:
-    """The double: makes the capture that `makes` describes by name and by how often it was made."""
-
-    makes: Making
-    made: list[str] = field(default_factory=list)
-    requests: list[CaptureRequest] = field(default_factory=list)
-    sources: dict[Path | None, schema.Open] = field(default_factory=dict)
-
-    def __call__(self, request: CaptureRequest, progress: Progress) -> Path:
-        self.requests.append(request)
-        _, number = names.new_folder(request.root, request.name)
-        (request.root / request.name / f"{number:04d}").rmdir()
-        more = dict(self.makes(request.name, number))
-        logprobs = more.pop("logprobs", {})
-        blocks = request.engine.get("num_gpu_blocks_override", more.pop("blocks", 64))
-        plan = Plan(name=request.name, number=number, only_tokens=not request.taps)
-        plan = replace(plan, running={"num_kv_blocks": blocks}, **more)
-        if request.payload == "none":
-            plan = replace(plan, payload=frozenset())
-        folder = write(request.root, plan)
-        _edit(folder, self.opening(request), request.taps, logprobs)
-        self.made.append(request.name)
-        return folder
-
-    def opening(self, request: CaptureRequest) -> schema.Open:
-        """What a real capture of the request would say of its source, looked up once."""
-        if request.overlay not in self.sources:
-            prepared = prepare(request)
-            if prepared.laid is not None:
-                prepared.laid.lock.close()
-            self.sources[request.overlay] = prepared.opening
-        return self.sources[request.overlay]
-
-
-def _edit(folder: Path, real: schema.Open, taps: bool, logprobs: dict[str, list[Any]]) -> None:
-    """Note what the builder does not: the source and the model, taps that are off, log probabilities."""
-    opening = json.loads((folder / schema.OPEN).read_text())
-    opening["observer"]["taps"] = taps
-    if opening["source"]["vllm"] != OTHER_VERSION:
-        opening["source"] = msgspec.to_builtins(real.source)
-    opening["workload"]["model"] = msgspec.to_builtins(real.workload.model)
-    (folder / schema.OPEN).write_text(json.dumps(opening, indent=1))
-    if not (folder / schema.MANIFEST).exists():
-        return
-    manifest = json.loads((folder / schema.MANIFEST).read_text())
-    for output in manifest["outputs"]:
-        output["logprobs"] = logprobs.get(output["request"], [])
-    for file in manifest["files"]:
-        if file["name"] == schema.OPEN:
-            file.update(msgspec.to_builtins(describe(folder, schema.OPEN)))
-    (folder / schema.MANIFEST).write_text(json.dumps(manifest, indent=1))
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    """Both sources the installed vLLM, the candidate with a changed file."""
-    changed = tmp_path / "overlay" / "vllm" / "extra.py"
-    changed.parent.mkdir(parents=True)
-    changed.write_text("")
-    text = (
-        '[workload]\nmodel = "tiny"\n[candidate]\noverlay = "overlay"\n[engine]\nenforce_eager = true\n'
-        "kv_cache_memory_bytes = 268435456\n"
-    )
-    (tmp_path / "localize.toml").write_text(text)
-    return load(tmp_path / "localize.toml")
-
-
-def going(config: Config, folder: Path, vllm: Vllm, fresh: bool = False) -> tuple[RunResult, Nobody]:
-    watcher = Nobody()
-    pipeline = Pipeline(config, folder / "captures", folder, watcher, vllm, fresh)
-    with pipeline.record as record:
-        result = pipeline.run()
-        kept = {form: io.StringIO() for form in ("text", "json")}
-        for form, stream in kept.items():
-            report.render(form, result, stream)
-        record.finish(kept["json"].getvalue(), kept["text"].getvalue())
-    return result, watcher
-
-
-def text_of(folder: Path) -> str:
-    return (runs.folders(folder / "captures")[-1] / runs.REPORT).read_text()
-
-
-def candidates(**changes: Any) -> Making:
-    """The same for every capture of the candidate, nothing for the parent's."""
-    return lambda name, number: changes if name.startswith("candidate") else {}
 
 
 def test_a_fault_is_found_attributed_and_witnessed(config: Config, tmp_path: Path) -> None:
@@ -260,11 +132,66 @@ def test_kv_blocks_that_differ_are_pinned_and_all_is_run_again(config: Config, t
     assert (found.verdict, found.pinned, set(found.kv_blocks.values())) == ("identical", 60, {60})
     assert any("60 and 64 blocks" in text for text in watcher.said)
     assert len(found.steps) == 8, "the superseded captures are kept, but not part of the answer"
-    assert "all runs were made with 60" in text_of(tmp_path)
+    said = text_of(tmp_path)
+    assert "all runs were made with 60" in said
+    assert "64 in parent-untapped/0001" in said
+    assert "60 in candidate-untapped/0001" in said
+    assert found.kv_blocks_before["parent-untapped/0001"] == 64
+    first = found.differences[0]
+    assert (first.setting, first.candidate, first.parent) == ("num_kv_blocks before it was set", "60", "64")
+    assert "num_kv_blocks before it was set" in said[said.index("What else differs") :].split("\n\n")[0]
+    assert "KV cache blocks that they have by themselves" in said
 
 
-class Broken(Exception):
-    """In place of a power cut."""
+def test_a_source_that_keeps_its_number_of_kv_blocks_is_not_passed_over(
+    config: Config, tmp_path: Path
+) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        return {"blocks": 64, "ignores": True} if name.startswith("parent") else {"blocks": 60}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
+    assert {(reason.code, reason.source) for reason in found.reasons} == {("kv-blocks-not-set", "parent")}
+    said = text_of(tmp_path)
+    assert said.startswith("inconclusive: the parent did not take the number of KV cache blocks")
+    assert "they were to be 60, and are 64 in parent-untapped/0002" in said
+
+
+def test_the_numbers_of_both_sources_are_known_before_one_is_set(config: Config, tmp_path: Path) -> None:
+    numbers = {"parent-untapped": 64, "parent-untapped-2": 63, "candidate-untapped": 50}
+    vllm = Vllm(lambda name, number: {"blocks": numbers.get(name, 64)})
+    found, _ = going(config, tmp_path, vllm)
+    assert (found.pinned, found.differences[0].parent) == (50, "63, 64")
+
+
+def test_kv_blocks_that_were_asked_for_stay(config: Config, tmp_path: Path) -> None:
+    candidate = msgspec.structs.replace(config.candidate, engine={"num_gpu_blocks_override": 32})
+    found, _ = going(msgspec.structs.replace(config, candidate=candidate), tmp_path, Vllm(candidates()))
+    assert (found.pinned, set(found.kv_blocks.values())) == (None, {32, 64})
+    assert "running.num_kv_blocks" in {item.setting for item in found.diff.differences} or any(
+        item.setting == "engine.num_gpu_blocks_override" for item in found.diff.differences
+    )
+
+
+def test_a_witness_may_see_further_up_than_the_first_pass(config: Config, tmp_path: Path) -> None:
+    """The first pass records the last layer; the witness, of all, finds the fault before it."""
+    last = "r01.00", 4, attention(2, "query")
+
+    def makes(name: str, number: int) -> dict[str, Any]:
+        layers = {} if "witness" in name else {"layers": (2,), "observed": "2"}
+        faults = {last: bump()} | ({QUERY: bump()} if "witness" in name else {})
+        return layers | ({"changes": faults} if name.startswith("candidate") else {})
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert found.witness is not None
+    assert found.witness.reproduced
+    assert found.first_pass.first is not None
+    assert found.first_pass.first.site == last[2]
+    assert found.first is not None
+    assert found.first.site == QUERY[2]
+    assert (found.verdict, found.attribution) == ("diverged", "candidate-only")
+    assert found.diff.attribution == "no-control", "no control recorded that layer"
+    assert "At the first difference of the first pass:" in text_of(tmp_path)
 
 
 def test_an_interrupted_run_resumes(config: Config, tmp_path: Path) -> None:
@@ -349,7 +276,7 @@ def test_a_witness_that_lacks_the_difference_is_not_reproduced(config: Config, t
     found, _ = going(config, tmp_path, Vllm(makes))
     assert (found.verdict, [reason.code for reason in found.reasons]) == (
         "inconclusive",
-        ["witness-not-reproduced"],
+        ["witness-unfinished"],
     )
     assert "1 row × site pair of the first pass are missing" in text_of(tmp_path)
 
