@@ -68,8 +68,8 @@ class Vllm:
     def __call__(self, request: CaptureRequest, progress: Progress) -> Path:
         self.requests.append(request)
         _, number = names.new_folder(request.root, request.name)
-        (request.root / request.name / f"{number:04d}").rmdir()
         more = dict(self.makes(request.name, number))
+        (request.root / request.name / f"{number:04d}").rmdir()
         logprobs = more.pop("logprobs", {})
         own, ignores = more.pop("blocks", 64), more.pop("ignores", False)
         blocks = own if ignores else request.engine.get("num_gpu_blocks_override", own)
@@ -98,7 +98,8 @@ def _edit(folder: Path, real: schema.Open, taps: bool, logprobs: dict[str, list[
     opening["observer"]["taps"] = taps
     if opening["source"]["vllm"] != OTHER_VERSION:
         opening["source"] = msgspec.to_builtins(real.source)
-    opening["workload"]["model"] = msgspec.to_builtins(real.workload.model)
+    for name in ("model", "draft"):
+        opening["workload"][name] = msgspec.to_builtins(getattr(real.workload, name))
     (folder / schema.OPEN).write_text(json.dumps(opening, indent=1))
     if not (folder / schema.MANIFEST).exists():
         return

@@ -22,7 +22,7 @@ from localizer.run.config import Config
 from localizer.run.plan import Step
 from localizer.sources import identity, interpreter, revision
 from localizer.store.reader import Capture
-from localizer.store.schema import Identity, Open
+from localizer.store.schema import Identity, Open, Source
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,16 @@ def key(config: Config, sides: dict[str, Side]) -> str:
         it = side.opening
         machine = {name: value for name, value in it.host.items() if name != "name"}
         work = it.workload.model, it.workload.draft
-        made = config, it.source, *work, it.environment, machine, it.localizer, side.installation
+        made = config, what_runs(it.source), *work, it.environment, machine, it.localizer, side.installation
         parts.append(msgspec.json.encode(made))
     return xxhash.xxh3_64_hexdigest(b"\0".join(parts))
+
+
+def what_runs(source: Source) -> Source:
+    """A source without what git says of native code, which is not rebuilt: that may change without effect."""
+    if source.overlay is None:
+        return source
+    return msgspec.structs.replace(source, overlay=msgspec.structs.replace(source.overlay, native=None))
 
 
 def differences(candidate: Open, parent: Open) -> list[Difference]:
@@ -118,7 +125,7 @@ def check_unchanged(side: Side, name: str, first: Capture, capture: Capture) -> 
         LocalizerError: the source has changed while the run went on.
     """
     opening = side.opening
-    same = capture.open.source == opening.source
+    same = what_runs(capture.open.source) == what_runs(opening.source)
     same &= capture.open.workload.model == opening.workload.model
     same &= capture.open.workload.draft == opening.workload.draft
     same &= identity.listing(Path(opening.source.vllm_location)) == side.installation

@@ -110,7 +110,7 @@ class RunFolder:
     @property
     def compiled(self) -> Path:
         """Where the arms of this run, and of no other, keep compiled code."""
-        return self.folder / COMPILED
+        return self.folder.absolute() / COMPILED
 
     def find(self, step: str, pinned: int | None, ways: str) -> tuple[Capture, Done] | None:
         """The capture that an earlier try of this run made for a step, if it is still there and complete."""

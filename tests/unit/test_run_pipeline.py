@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import Plan, attention, bump, put, write
+from builders import Plan, attention, bump, drafted, put, write
 from click.testing import CliRunner
 from doubles import FAULT, OTHER_TOKEN, OTHER_VERSION, QUERY, Broken, Vllm, candidates, going, text_of
 
@@ -224,6 +224,67 @@ def test_it_does_not_resume_what_has_changed(config: Config, tmp_path: Path) -> 
     vllm = Vllm(candidates())
     going(config, tmp_path, vllm)
     assert len(vllm.made) == 8
+
+
+def test_one_run_of_a_kind_at_a_time(config: Config, tmp_path: Path) -> None:
+    """While one is carried out the same is refused, fresh or not; another one works beside it."""
+    other = msgspec.structs.replace(config, environment={"NOBODY_READS_THIS": "1"})
+    refused, beside = [], []
+
+    def makes(name: str, number: int) -> dict[str, Any]:
+        if name == "parent" and not beside:
+            for fresh in (False, True):
+                with pytest.raises(LocalizerError, match=r"Another localize run .*wait until") as error:
+                    going(config, tmp_path, Vllm(candidates()), fresh)
+                refused.append(error.value.exit_code)
+            beside.append(None)
+            beside.append(going(other, tmp_path, Vllm(candidates()))[0])
+        return FAULT if name.startswith("candidate") else {}
+
+    vllm = Vllm(makes)
+    found, _ = going(config, tmp_path, vllm)
+    assert refused == [2, 2]
+    assert beside[1] is not None
+    assert (found.verdict, beside[1].verdict) == ("diverged", "identical")
+    labels = [step.capture for step in (*found.steps, *beside[1].steps)]
+    assert len(set(labels)) == len(labels), "no capture is in both"
+    assert len(runs.folders(tmp_path / "captures")) == 2
+
+
+def test_two_runs_share_no_compiled_code(config: Config, tmp_path: Path) -> None:
+    compiled = msgspec.structs.replace(config, engine={})
+    places = []
+    for fresh in (False, True):
+        vllm = Vllm(candidates())
+        going(compiled, tmp_path, vllm, fresh)
+        places.append({request.compile_cache for request in vllm.requests})
+    assert not places[0] & places[1]
+    assert all(place is not None and place.is_absolute() for place in places[0] | places[1])
+
+
+def test_the_record_keeps_no_secrets(config: Config, tmp_path: Path) -> None:
+    secret = msgspec.structs.replace(config, environment={"HF_TOKEN": "hush", "OMP_NUM_THREADS": "2"})
+    going(secret, tmp_path, Vllm(candidates()))
+    (folder,) = runs.folders(tmp_path / "captures")
+    assert not any(b"hush" in path.read_bytes() for path in folder.iterdir() if path.is_file())
+    assert b'"OMP_NUM_THREADS": "2"' in (folder / runs.RUN).read_bytes()
+
+
+def test_drafts_that_propose_something_else_are_no_repetition(config: Config, tmp_path: Path) -> None:
+    """Logits that are level have no greatest: what is proposed from them may differ where no site does."""
+    level = {("r00.00", 7, drafted(LOGITS, 3)): put(0.0, (slice(None),))}  # type: ignore[dict-item]
+
+    def makes(name: str, number: int) -> dict[str, Any]:
+        proposals = {("r00.00", 5): (9, 11, 13)} if name == "candidate-2" else {}
+        tapped = {} if "untapped" in name else {"speculate": 3, "changes": level, "proposals": proposals}
+        return {"matrix": (2,), "max_tokens": 10} | tapped
+
+    workload = msgspec.structs.replace(config.workload, speculative_model="tiny-eagle3")
+    found, _ = going(msgspec.structs.replace(config, workload=workload), tmp_path, Vllm(makes))
+    (item,) = (item for item in found.repeats if item.source == "candidate")
+    assert (item.differs, item.pairs_differ, item.proposals_differ) == ("rows", 0, 1)
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
+    assert "but proposed other tokens from 1 draft row" in text_of(tmp_path)
 
 
 def test_without_untapped_runs_nothing_is_said_of_the_observer(config: Config, tmp_path: Path) -> None:
