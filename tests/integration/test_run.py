@@ -6,7 +6,10 @@ The parent is the installed vLLM in every run, so its captures are made once and
 from __future__ import annotations
 
 import io
+import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,6 +147,29 @@ def carried_out(
 def place(result: RunResult) -> tuple[str | None, str] | None:
     return None if result.first is None else (result.first.segment.after, result.first.site)
 
+
+SMALL = """
+[workload]
+model = "tiny"
+matrix = [1]
+repeats = 1
+max_tokens = 2
+prompt_tokens = 4
+[candidate]
+overlay = "{overlay}"
+[engine]
+enforce_eager = true
+kv_cache_memory_bytes = {cache}
+[environment]
+VLLM_ENABLE_V1_MULTIPROCESSING = "0"
+[run]
+untapped = {untapped}
+controls = 0
+repeats = 0
+witness_tries = 0
+logprobs = 0
+"""
+"""A localize.toml that makes as few captures as a question needs."""
 
 AFTER_4 = ("model.layers.4.self_attn.attn/output", "model.layers.5.self_attn.attn/query")
 SHORT = Passes(untapped=1, controls=1, repeats=0, witness_tries=1)
@@ -292,6 +318,41 @@ def test_compiled_arms(root: Path, tmp_path: Path, overlay: Callable[[Fault], Pa
 
 
 @pytest.mark.slow
+def test_one_at_a_time_and_on_after_a_kill(tmp_path: Path, overlay: Callable[[Fault], Path]) -> None:
+    """The command itself: a second one is refused; after SIGKILL the next goes on, and another begins."""
+    settings = tmp_path / "localize.toml"
+    settings.write_text(
+        SMALL.format(overlay=overlay(FAULTS["value"]), cache=EAGER["kv_cache_memory_bytes"], untapped=1)
+    )
+    captures = tmp_path / "captures"
+    command = [sys.executable, "-m", "localizer", "run", str(settings), "--out", str(captures)]
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        while not (captures / "runs" / "0001" / "steps.jsonl").exists():
+            assert first.poll() is None
+            time.sleep(0.2)
+        for options in ([], ["--fresh"]):
+            second = subprocess.run([*command, *options], capture_output=True, text=True)
+            assert second.returncode == 2
+            (line,) = second.stderr.strip().splitlines()
+            assert "Another localize run is carrying out" in line
+    finally:
+        first.kill()
+        first.wait()
+    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    steps = json.loads(done.stdout)["steps"]
+    assert [step["resumed"] for step in steps] == [True, False, False, False]
+    assert len(names.numbered(captures / "runs")) == 1
+    listed = subprocess.run(
+        [sys.executable, "-m", "localizer", "list", "--out", str(captures)], capture_output=True, text=True
+    )
+    assert any(
+        line.startswith("runs/0001") and line.endswith("diverged") for line in listed.stdout.splitlines()
+    )
+
+
+@pytest.mark.slow
 def test_git_bisect_lands_on_the_commit(tmp_path: Path, installed: Path) -> None:
     """Five commits to a repository with one file of vLLM; the third plants a fault."""
     repository = tmp_path / "vllm-checkout"
@@ -303,13 +364,7 @@ def test_git_bisect_lands_on_the_commit(tmp_path: Path, installed: Path) -> None
     texts = original, original + one, faulty + one, faulty + two, faulty + three
     commits = [commit(repository, {str(MODELS / "llama.py"): text}) for text in texts]
     settings = tmp_path / "localize.toml"
-    settings.write_text(
-        '[workload]\nmodel = "tiny"\nmatrix = [1]\nrepeats = 1\nmax_tokens = 2\nprompt_tokens = 4\n'
-        f'[candidate]\noverlay = "{repository}"\n[engine]\nenforce_eager = true\n'
-        f"kv_cache_memory_bytes = {EAGER['kv_cache_memory_bytes']}\n"
-        '[environment]\nVLLM_ENABLE_V1_MULTIPROCESSING = "0"\n'
-        "[run]\nuntapped = 0\ncontrols = 0\nrepeats = 0\nwitness_tries = 0\nlogprobs = 0\n"
-    )
+    settings.write_text(SMALL.format(overlay=repository, cache=EAGER["kv_cache_memory_bytes"], untapped=0))
     git(repository, "bisect", "start", commits[-1], commits[0])
     localize = f"{sys.executable} -m localizer.cli.main run {settings} --bisect --out {tmp_path / 'captures'}"
     done = git(repository, "bisect", "run", "sh", "-c", localize)
