@@ -15,17 +15,9 @@ from localizer.capture.session import Progress
 from localizer.diff import steady, verdict, witness
 from localizer.diff.parity import parity
 from localizer.diff.pipeline import diff
-from localizer.diff.result import CANDIDATE, DIVERGED, PARENT, Difference, Reason, Result
-from localizer.diff.runs import (
-    OWN_BLOCKS,
-    CompiledCode,
-    Probed,
-    RunResult,
-    RunStep,
-    Witness,
-    WitnessTry,
-)
-from localizer.run import plan, sources
+from localizer.diff.result import CANDIDATE, DIVERGED, PARENT, Difference, Result
+from localizer.diff.runs import RunResult, RunStep, Witness, WitnessTry
+from localizer.run import parts, plan, sources
 from localizer.run.config import NONE, SHARED, Config
 from localizer.run.plan import Step
 from localizer.store.reader import Capture
@@ -180,11 +172,7 @@ class Pipeline:
 
     def _blocks(self) -> dict[str, int | None]:
         """KV cache blocks by capture."""
-        found: dict[str, int | None] = {}
-        for _, capture in self._made:
-            count = capture.manifest.engine.get("num_kv_blocks") if capture.manifest is not None else None
-            found[capture.label] = count if isinstance(count, int) else None
-        return found
+        return {capture.label: parts.kv_blocks(capture) for _, capture in self._made}
 
     # -- the answer ------------------------------------------------------------------------------------
 
@@ -222,9 +210,9 @@ class Pipeline:
             observer,
             repeats,
             witnessed,
-            unpinned=self._unpinned(),
-            unfinished=self._unfinished(taps=False),
-            unfinished_again=self._unfinished(taps=True),
+            unpinned=parts.unpinned(self._made, self._pinned),
+            unfinished=[it for side, several in untapped.items() for it in parts.unfinished(side, several)],
+            unfinished_again=[*parts.unfinished(PARENT, controls), *parts.unfinished(CANDIDATE, again)],
         )
         return RunResult(
             verdict=decided,
@@ -238,43 +226,15 @@ class Pipeline:
             kv_blocks_before=self._blocks_before,
             pinned=self._pinned,
             compile_cache=self._caching,
-            compiled=[_compiled(capture, parent) for capture in (candidate, *controls)],
-            probes=[probed for capture in (parent, candidate) for probed in _probes(capture)],
+            compiled=[parts.compiled(capture, parent) for capture in (candidate, *controls)],
+            probes=[probed for capture in (parent, candidate) for probed in parts.probes(capture)],
             witness=witnessed,
             first=found.first,
-            differences=[*self._pinning(), *self._differences],
+            differences=[*parts.own_blocks(self._blocks_before), *self._differences],
             diff=found,
             first_pass=first_pass,
             steps=self._steps,
         )
-
-    def _unfinished(self, *, taps: bool) -> list[Reason]:
-        """Runs of the first pass that did not finish, but for those two that are compared row by row."""
-        runs = [(side, run) for side in (PARENT, CANDIDATE) for run in self._of(side, taps=taps)[taps:]]
-        return [
-            Reason(code=verdict.RUN_UNFINISHED, source=side, detail=f"{run.label}: {_why(run)}")
-            for side, run in runs
-            if not run.complete
-        ]
-
-    def _unpinned(self) -> list[Reason]:
-        """Captures that have other numbers of KV blocks than was set."""
-        return [
-            Reason(code=verdict.NOT_PINNED, source=step.side, detail=f"{label}: {count}")
-            for (step, _), (label, count) in zip(self._made, self._blocks().items(), strict=True)
-            if self._pinned is not None and count != self._pinned
-        ]
-
-    def _pinning(self) -> list[Difference]:
-        """That the sources had other numbers of KV blocks by themselves, if they were set to one."""
-        own = {
-            side: sorted({n for label, n in self._blocks_before.items() if label.startswith(side) and n})
-            for side in (CANDIDATE, PARENT)
-        }
-        if own[CANDIDATE] == own[PARENT]:
-            return []
-        ours, theirs = (", ".join(map(str, numbers)) for numbers in own.values())
-        return [Difference(setting=OWN_BLOCKS, candidate=ours, parent=theirs)]
 
     @property
     def _caching(self) -> str:
@@ -317,26 +277,3 @@ class Pipeline:
             if found[-1].reproduced:
                 return Witness(ways=list(ways), tries=found), result
         return Witness(ways=list(ways), tries=found), first_pass
-
-
-def _why(run: Capture) -> str:
-    """Why a capture is incomplete, as it says itself."""
-    return "; ".join(run.reasons) or "its records do not say why"
-
-
-def _probes(capture: Capture) -> list[Probed]:
-    """What the probes of a capture counted in its steps."""
-    found = capture.manifest.probes if capture.manifest is not None else []
-    return [Probed(capture=capture.label, probe=probe) for probe in found]
-
-
-def _compiled(one: Capture, other: Capture) -> CompiledCode:
-    """Whether the code generated for two runs is the same."""
-    files = [
-        capture.manifest.compiled.files
-        if capture.manifest is not None and capture.manifest.compiled is not None
-        else {}
-        for capture in (one, other)
-    ]
-    equal = files[0] == files[1] if all(files) else None
-    return CompiledCode(one=one.label, other=other.label, equal=equal)
