@@ -19,10 +19,11 @@ def kv_blocks(capture: Capture) -> int | None:
 
 def unpinned(made: Iterable[tuple[Step, Capture]], pinned: int | None) -> list[Reason]:
     """Captures that have another number of KV blocks than was set, if one was."""
+    counts = [(step.side, capture.label, kv_blocks(capture)) for step, capture in made]
     return [
-        Reason(code=verdict.NOT_PINNED, source=step.side, detail=f"{capture.label}: {count or 'an unknown number of'}")
-        for step, capture in made
-        if pinned is not None and (count := kv_blocks(capture)) != pinned
+        Reason(code=verdict.NOT_PINNED, source=side, detail=f"{label}: {count or 'an unknown number of'}")
+        for side, label, count in counts
+        if pinned is not None and count != pinned
     ]
 
 
