@@ -61,9 +61,7 @@ def document(result: RunResult) -> Iterator[Block]:
     """The report as blocks, top to bottom."""
     yield Line(headline(result), "verdict")
     yield from text.answer(result.diff)
-    if (
-        result.attribution != result.diff.attribution
-    ):  # the witness found a place that controls did not record
+    if result.attribution != result.diff.attribution:  # the witness saw what controls did not record
         yield Line("At the first difference of the first pass:")
         yield from controls.line(result.first_pass)
     yield from text.differing([*_own_blocks(result), *result.diff.differences])

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -70,7 +70,7 @@ class Pipeline:
         self._made: list[tuple[Step, Capture]] = []
         self._steps: list[RunStep] = []
         self._begun: set[str] = set()
-        self._first: dict[str, Capture] = {}
+        self._held: dict[str, dict[str, Any]] = {}
         self._pinned: int | None = None
         self._blocks_before: dict[str, int | None] = {}
         plain = msgspec.to_builtins(config)
@@ -144,8 +144,8 @@ class Pipeline:
         return capture
 
     def _check(self, step: Step, capture: Capture) -> None:
-        first = self._first.setdefault(step.side, capture)
-        sources.check_unchanged(self._sides[step.side], step.side, first, capture)
+        held = self._held.setdefault(step.side, {})
+        sources.check_unchanged(self._sides[step.side], step.side, held, capture)
 
     def _take(self, step: Step, which: str, ways: str) -> tuple[Capture, float]:
         """Make a capture; and how many seconds it took. What did not finish is made anew another time."""

@@ -112,14 +112,14 @@ def differences(candidate: Open, parent: Open) -> list[Difference]:
     return unequal(*({name: it for name, it in table.items() if it is not None} for table in (ours, theirs)))
 
 
-def check_unchanged(side: Side, name: str, first: Capture, capture: Capture) -> None:
-    """Check that a capture is of the same source as the first of its side, which still is what it was.
+def check_unchanged(side: Side, name: str, held: dict[str, Any], capture: Capture) -> None:
+    """Check that a capture is of the source as it was found, which is still that.
 
     Args:
-        side: the source as it was found.
+        side: the source.
         name: "candidate" or "parent".
-        first: the first capture of it in this run.
-        capture: another, or the same.
+        held: what earlier captures of it say of that which really ran; what this one adds is put in.
+        capture: the capture.
 
     Raises:
         LocalizerError: the source has changed while the run went on.
@@ -129,21 +129,24 @@ def check_unchanged(side: Side, name: str, first: Capture, capture: Capture) -> 
     same &= capture.open.workload.model == opening.workload.model
     same &= capture.open.workload.draft == opening.workload.draft
     same &= identity.listing(Path(opening.source.vllm_location)) == side.installation
-    identities = [it.manifest.identity if it.manifest is not None else None for it in (first, capture)]
-    before, now = ({} if it is None else _held(it) for it in identities)
-    if not same or any(now.get(item, value) != value for item, value in before.items()):
+    told = capture.manifest.identity if capture.manifest is not None else None
+    here = {} if told is None else _held(told)
+    if not same or any(held.get(item, value) != value for item, value in here.items()):
         raise LocalizerError(
             f"The {name}'s source, or the machine, is not in {capture.label} what it was when the run began; "
             "leave it alone and start again with --fresh."
         )
+    held.update(here)
 
 
-def _held(identity: Identity) -> dict[str, Any]:
-    """What of that which really ran stays the same in all runs of a source, whichever files they load."""
-    found = ran(identity)
-    if identity.processor is not None:
-        found["identity.processor"] = identity.processor.model, identity.processor.flags
-    return {name: value for name, value in found.items() if name.startswith(HELD)}
+def _held(told: Identity) -> dict[str, Any]:
+    """What of that which really ran stays the same in all runs of a source; workers, whom only runs with taps
+    ask, tell of processor and GPUs.
+    """
+    found = ran(told)
+    if told.processor is not None:
+        found["identity.processor"] = told.processor.model, told.processor.flags
+    return {name: value for name, value in found.items() if name.startswith(HELD) and value}
 
 
 HELD = ("identity.native.", "identity.processor", "identity.gpus")

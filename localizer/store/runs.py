@@ -82,7 +82,7 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 class RunFolder:
-    """One run's folder: this process's alone until it is closed or the process ends, however that ends.
+    """One run's folder, to be read; or, with its lock, this process's alone until it is closed or that ends.
 
     Attributes:
         folder: of the records.
@@ -90,7 +90,9 @@ class RunFolder:
         resumed: whether an earlier process began it.
     """
 
-    def __init__(self, root: Path, folder: Path, lock: IO[bytes], *, resumed: bool) -> None:
+    def __init__(
+        self, root: Path, folder: Path, lock: IO[bytes] | None = None, *, resumed: bool = False
+    ) -> None:
         self.root, self.folder, self.resumed = root, folder, resumed
         self.done = finished_captures(folder)
         self._lock = lock
@@ -105,7 +107,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Let other processes have it."""
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def compiled(self) -> Path:
@@ -169,7 +172,7 @@ def begin(root: Path, key: str, config: dict[str, Any], *, fresh: bool = False) 
             config=config,
         )
         tensors.replace(folder / RUN, msgspec.json.format(msgspec.json.encode(run), indent=1))
-        return RunFolder(root, folder, lock, resumed=False)
+        return RunFolder(root, folder, lock)
 
 
 @contextlib.contextmanager
