@@ -318,6 +318,28 @@ def test_compiled_arms(root: Path, tmp_path: Path, overlay: Callable[[Fault], Pa
 
 
 @pytest.mark.slow
+def test_kv_blocks_are_made_equal(root: Path, tmp_path: Path) -> None:
+    """The sources differ in the size of the KV cache alone; what was asked for is told, and taken."""
+    config = Config(
+        workload=Workload(model="tiny", matrix=[1], repeats=1, prompt_tokens=4, max_tokens=2),
+        candidate=Source(engine={"kv_cache_memory_bytes": EAGER["kv_cache_memory_bytes"] // 2}),
+        engine=dict(EAGER),
+        environment=dict(IN_PROCESS),
+        run=Passes(untapped=0, controls=0, repeats=0, witness_tries=0, logprobs=0),
+    )
+    found, text = carried_out(config, root, tmp_path, capture)
+    assert (found.verdict, found.reasons) == ("identical", [])
+    parent, candidate = found.kv_blocks_before.values()
+    assert parent is not None
+    assert candidate is not None
+    assert parent > candidate
+    assert found.pinned == candidate
+    assert set(found.kv_blocks.values()) == {candidate}
+    assert f"KV cache blocks differed ({parent:,} in parent/" in text
+    assert "num_kv_blocks before it was set" in text[: text.index("Token parity")]
+
+
+@pytest.mark.slow
 def test_one_at_a_time_and_on_after_a_kill(tmp_path: Path, overlay: Callable[[Fault], Path]) -> None:
     """The command itself: a second one is refused; after SIGKILL the next goes on, and another begins."""
     settings = tmp_path / "localize.toml"

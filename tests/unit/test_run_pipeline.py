@@ -372,6 +372,16 @@ def test_log_probabilities_of_the_two_sources_are_compared(config: Config, tmp_p
     assert "log probabilities differ at 4 of 4 positions" in text_of(tmp_path)
 
 
+def test_log_probabilities_that_only_one_run_returned_differ(config: Config, tmp_path: Path) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        some = [[[3, -0.5], [4, -2.0]]] * (2 if name == "candidate-untapped-2" else 4)
+        return {"logprobs": {"r01.00": some}}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    (item,) = (item for item in found.untapped if item.different)
+    assert (item.source, item.logprobs_compared, item.logprobs_differ) == ("candidate", 4, 2)
+
+
 def test_a_source_that_changes_during_the_run_is_noticed(config: Config, tmp_path: Path) -> None:
     vllm = Vllm(lambda name, number: {"vllm": OTHER_VERSION} if name == "candidate" else {})
     with pytest.raises(LocalizerError, match="what it was when the run began"):

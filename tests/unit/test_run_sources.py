@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import Plan, write
 from repositories import commit, git
 
 from localizer.errors import LocalizerError
 from localizer.run import sources
 from localizer.run.config import Config, Source, Workload
 from localizer.sources import identity, interpreter
+from localizer.store.reader import Capture
 
 
 def config(candidate: dict[str, Any], parent: dict[str, Any], **more: Any) -> Config:
@@ -125,3 +128,30 @@ def test_the_key_of_a_run_covers_the_installed_vllm(
     assert found() == first
     (tmp_path / "vllm" / "__init__.py").write_text("# changed")
     assert found() != first
+
+
+def told(native: str, gpus: Sequence[str] = ()) -> dict[str, Any]:
+    """What a capture says of that which really ran."""
+    python = {"files": 1, "digest": "0" * 32, "changed": []}
+    machines = [{"name": name, "uuid": "", "driver": "1"} for name in gpus]
+    return {"native": {"torch/a.so": native * 32}, "python": python, "gpus": machines}
+
+
+def test_what_really_ran_stays_the_same(tmp_path: Path) -> None:
+    """Runs without taps know no GPU; those with taps are held to each other's."""
+    stories = [told("1"), told("1", ["H200"]), told("1"), told("1", ["H200"])]
+    captures = [
+        Capture(write(tmp_path, Plan(number=number, manifested={"identity": story})))
+        for number, story in enumerate([*stories, told("1", ["A100"]), told("2", ["H200"])], 1)
+    ]
+    opening = captures[0].open
+    side = sources.Side(opening, identity.listing(Path(opening.source.vllm_location)))
+    held: dict[str, Any] = {}
+    for capture in captures[:4]:
+        sources.check_unchanged(side, "parent", held, capture)
+    for capture in captures[4:]:
+        with pytest.raises(LocalizerError, match="or the machine, is not in"):
+            sources.check_unchanged(side, "parent", held, capture)
+    changed = sources.Side(opening, "another")
+    with pytest.raises(LocalizerError, match="start again with --fresh"):
+        sources.check_unchanged(changed, "parent", {}, captures[0])
