@@ -205,7 +205,8 @@ def _run(folder: Path) -> tuple[str, ...]:
     if run is None:
         return clean(f"{names.RUNS}/{folder.name}"), "", "", "damaged"
     made = str(len(runs.finished_captures(folder)))
-    verdict = runs.verdict(folder) or "not finished"
+    parts = [runs.verdict(folder), None if runs.finished(folder) else "not finished"]
+    verdict = ", ".join(filter(None, parts))
     return clean(f"{names.RUNS}/{folder.name}"), clean(run.created), made, verdict
 
 
