@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from localizer.diff import verdict
 from localizer.diff.result import CANDIDATE, PARENT, Difference, Reason
@@ -17,14 +17,15 @@ def kv_blocks(capture: Capture) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def unpinned(made: Iterable[tuple[Step, Capture]], pinned: int | None) -> list[Reason]:
-    """Captures that have another number of KV blocks than was set, if one was."""
-    counts = [(step.side, capture.label, kv_blocks(capture)) for step, capture in made]
-    return [
-        Reason(code=verdict.NOT_PINNED, source=side, detail=f"{label}: {count or 'an unknown number of'}")
-        for side, label, count in counts
-        if pinned is not None and count != pinned
-    ]
+def unpinned(made: Sequence[tuple[Step, Capture]], pinned: int | None) -> Iterator[Reason]:
+    """Sources of which captures have another number of KV blocks than was set, if one was."""
+    for side in (CANDIDATE, PARENT):
+        counts = [(capture.label, kv_blocks(capture)) for step, capture in made if step.side == side]
+        other = [(label, count) for label, count in counts if count != pinned]
+        if pinned is not None and other:
+            label, count = other[0]
+            told = f"{label}: {count or 'an unknown number of'}"
+            yield Reason(code=verdict.NOT_PINNED, source=side, detail=told, count=len(other))
 
 
 def own_blocks(before: Mapping[str, int | None]) -> Iterator[Difference]:

@@ -210,7 +210,7 @@ class Pipeline:
             observer,
             repeats,
             witnessed,
-            unpinned=parts.unpinned(self._made, self._pinned),
+            unpinned=list(parts.unpinned(self._made, self._pinned)),
             unfinished=[it for side, several in untapped.items() for it in parts.unfinished(side, several)],
             unfinished_again=[*parts.unfinished(PARENT, controls), *parts.unfinished(CANDIDATE, again)],
         )

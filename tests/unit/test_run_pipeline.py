@@ -151,7 +151,7 @@ def test_a_source_that_keeps_its_number_of_kv_blocks_is_not_passed_over(
 
     found, _ = going(config, tmp_path, Vllm(makes))
     assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
-    assert {(reason.code, reason.source) for reason in found.reasons} == {("kv-blocks-not-set", "parent")}
+    assert [(it.code, it.source, it.count) for it in found.reasons] == [("kv-blocks-not-set", "parent", 4)]
     said = text_of(tmp_path)
     assert said.startswith("inconclusive: the parent did not take the number of KV cache blocks")
     assert "they were to be 60, and are 64 in parent-untapped/0002" in said
