@@ -139,8 +139,8 @@ def reason(item: Reason) -> str:
         verdict.WITNESS_UNFINISHED: "no witness run finished, so that what leads to the first difference was "
         "not seen again: the same command makes them anew and keeps the others",
         verdict.NOT_PINNED: f"{who} did not take the number of KV cache blocks that was set "
-        f"({clean(item.detail)} blocks, first of {count(item.count, 'run')}): choose kv_cache_memory_bytes so "
-        "that both sources have as many",
+        f"({clean(item.detail)} blocks, first of {count(item.count, 'run')}): choose kv_cache_memory_bytes "
+        "so that both sources have as many",
         verdict.NOT_REPRODUCIBLE: f"{who} does not repeat itself: a later pass returned other tokens",
     }
     if item.source == CAPTURE:
