@@ -63,6 +63,11 @@ class Repetition(Record, frozen=True, kw_only=True):
         """Whether the two are seen to differ."""
         return self.differs in (OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS)
 
+    @property
+    def returned_otherwise(self) -> bool:
+        """Whether they differ in what vLLM returned."""
+        return self.differs in (OTHER_TOKENS, OTHER_LOGPROBS)
+
 
 class RoundParity(Record, frozen=True, kw_only=True):
     """Token parity of one round: its number, batch size, and how many requests and positions differ."""
@@ -228,7 +233,8 @@ class RunResult(Record, frozen=True, kw_only=True):
             attribution is that of the first pass, whose places the controls recorded.
         parity: strict token parity, of runs without taps where there are any.
         untapped: runs of a source without taps, each with its first: is it reproducible?
-        observer: of each source that is, the run with taps with the first one without: is that neutral?
+        observer: of each source whose runs return the same, the one with taps with the first without: are
+            taps neutral?
         repeats: further runs with taps, each with the first of its source.
         kv_blocks: KV cache blocks by capture; `pinned` is to what they were set, if they had differed, and
             `kv_blocks_before` what they were before, by capture.

@@ -177,7 +177,7 @@ def _steadiness(result: RunResult) -> Iterator[str]:
             yield f"taps are NOT neutral on the {item.source}: {both} {_differ(item)}"
         else:
             yield f"whether taps are neutral on the {item.source} cannot be told: {_half(item)}"
-    unsteady = {item.source for item in result.untapped if item.different}
+    unsteady = {item.source for item in (*result.untapped, *result.repeats) if item.returned_otherwise}
     for source in sorted(unsteady):
         yield f"whether taps are neutral on the {source} cannot be told, since it does not repeat itself"
     if not result.observer and not unsteady:

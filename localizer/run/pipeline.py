@@ -191,7 +191,9 @@ class Pipeline:
         steadiness = [
             steady.compare_runs(side, runs[0], other) for side, runs in untapped.items() for other in runs[1:]
         ]
-        unsteady = {item.source for item in steadiness if item.different}
+        repeats = [steady.compare_runs(PARENT, control, parent) for control in controls]
+        repeats += [steady.compare_runs(CANDIDATE, other, candidate) for other in again]
+        unsteady = {item.source for item in (*steadiness, *repeats) if item.returned_otherwise}
         observer = [
             steady.compare_runs(side, tapped[side], runs[0])
             for side, runs in untapped.items()
@@ -200,8 +202,6 @@ class Pipeline:
         witnessed, found = self._witness(first_pass, candidate, parent, fair)
         plain = [(runs or [tapped[side]])[0] for side, runs in untapped.items()]
         table = parity(plain[1], plain[0], found)
-        repeats = [steady.compare_runs(PARENT, control, parent) for control in controls]
-        repeats += [steady.compare_runs(CANDIDATE, other, candidate) for other in again]
         decided, reasons = verdict.untrusted(
             first_pass.verdict,
             first_pass.reasons,

@@ -68,6 +68,17 @@ def test_a_source_that_is_not_reproducible(config: Config, tmp_path: Path) -> No
     assert "whether taps are neutral on the parent cannot be told" in text_of(tmp_path)
 
 
+def test_noise_is_not_laid_to_the_observer(config: Config, tmp_path: Path) -> None:
+    """A run with taps returned something else, and another one with taps did not."""
+    found, _ = going(config, tmp_path, Vllm(lambda name, number: OTHER_TOKEN if name == "candidate" else {}))
+    assert {(it.code, it.source) for it in found.reasons} == {
+        ("source-not-reproducible", "candidate"),
+        ("witness-not-reproduced", None),
+    }
+    assert [item.source for item in found.observer] == ["parent"]
+    assert "whether taps are neutral on the candidate cannot be told" in text_of(tmp_path)
+
+
 def test_an_observer_that_is_not_neutral(config: Config, tmp_path: Path) -> None:
     vllm = Vllm(lambda name, number: OTHER_TOKEN if "candidate-untapped" in name else {})
     found, _ = going(config, tmp_path, vllm)
