@@ -1,7 +1,10 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Each brings .venv up to date by itself.
 
 PYTHON ?= python3
+# Each worker runs vLLM engines, and those of one file share captures.
+WORKERS ?= 2
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-all lint types format clean
@@ -16,10 +19,10 @@ demo: venv ## Find a planted fault in a small vLLM, start to finish
 	$(BIN)/localize demo
 
 test: lint types ## Check style and types, then run every test that is neither slow nor needs a GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: lint types ## The same with the slow tests
-	$(BIN)/python -m pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 lint: venv ## Check style and formatting
 	$(BIN)/ruff check .

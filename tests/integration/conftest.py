@@ -17,6 +17,9 @@ from localizer.capture.session import capture
 from localizer.sources.fault import Fault, plant
 from localizer.store.reader import Capture
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+"""Each worker of pytest-xdist has folders of its own where two engines would write the same files."""
+
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -27,7 +30,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vllm_cache() -> dict[str, str]:
     """A compile cache that survives the session: compiling costs a minute."""
-    return {"VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", str(cache_folder() / "vllm"))}
+    folder = Path(os.environ.get("VLLM_CACHE_ROOT", cache_folder() / "vllm"))
+    return {"VLLM_CACHE_ROOT": str(folder / WORKER)}
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +64,7 @@ def overlay(installed: Path) -> Callable[[Fault], Path]:
     """The overlay with a fault; its path stays the same, or vLLM would compile it anew."""
 
     def work(fault: Fault) -> Path:
-        folder = cache_folder() / "tests" / xxhash.xxh3_64_hexdigest(fault.line.encode())
+        folder = cache_folder() / "tests" / WORKER / xxhash.xxh3_64_hexdigest(fault.line.encode())
         plant(folder, installed, fault)
         return folder
 

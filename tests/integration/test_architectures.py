@@ -117,7 +117,7 @@ def test_the_stream_of_a_layer_is_what_the_next_norm_takes_up(
     assert pairs == len([site for site in streams if "norm" not in site])
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3-moe", "tiny-deepseek"])
+@pytest.mark.parametrize("name", ["tiny-qwen3-moe", pytest.param("tiny-deepseek", marks=pytest.mark.slow)])
 def test_taps_on_modules_change_no_token(
     capturing: Capturing, modules: Callable[..., Capture], name: str
 ) -> None:
@@ -173,9 +173,13 @@ FAULTS = {
         ("model.layers.2.self_attn", "model.layers.2/residual_after_attention"),
     ),
 }  # fmt: skip
+FEW = ("after the MLP", "between the stream and a norm")
 
 
-@pytest.mark.parametrize("where", FAULTS)
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(it, marks=[] if it in FEW else [pytest.mark.slow]) for it in FAULTS],
+)
 def test_a_fault_is_named_between_two_modules(
     modules: Callable[..., Capture], overlay: Callable[[Fault], Path], where: str
 ) -> None:

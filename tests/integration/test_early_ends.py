@@ -32,7 +32,12 @@ ABORTED = "r01.01"
 WORK = {"matrix": "1,3,2", "max_tokens": 12}
 
 
-@pytest.fixture(params=[IN_PROCESS, {}], ids=["in-process", "multiprocess"])
+@pytest.fixture(
+    params=[
+        pytest.param(IN_PROCESS, id="in-process"),
+        pytest.param({}, id="multiprocess", marks=pytest.mark.slow),
+    ]
+)
 def aborted(
     request: pytest.FixtureRequest, capturing: Capturing, overlay: Callable[[Fault], Path]
 ) -> Capture:

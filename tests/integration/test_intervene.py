@@ -80,6 +80,7 @@ def test_a_patch_is_localized_and_taken_back(answering: Answering) -> None:
     ] * 2
 
 
+@pytest.mark.slow
 def test_a_patch_that_changes_nothing_is_identical(answering: Answering) -> None:
     bound = "vllm.model_executor.layers.layernorm:RMSNorm.forward_cpu"
     answer = answering("no-op", (MLP, "same"), (bound, "same"), everywhere=True)

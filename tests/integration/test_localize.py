@@ -49,6 +49,7 @@ def test_a_change_in_any_layer_is_named(
     assert equal >= {f"model.layers.{index}.self_attn.attn/output" for index in range(layer + 1)}
 
 
+@pytest.mark.slow
 def test_a_change_is_named_in_compiled_mode(capturing: Capturing, overlay: Callable[[Fault], Path]) -> None:
     parent = capturing("compiled", engine=COMPILED)
     candidate = capturing("compiled-layer-3", engine=COMPILED, overlay=overlay(in_layer(3)))
@@ -60,6 +61,7 @@ def test_a_change_is_named_in_compiled_mode(capturing: Capturing, overlay: Calla
     assert (first.segment.after, first.segment.before) == upstream_of(3)
 
 
+@pytest.mark.slow
 def test_eager_against_compiled_is_compared(capturing: Capturing) -> None:
     eager, compiled = capturing("parent"), capturing("compiled", engine=COMPILED)
     result = diff(compiled, eager)

@@ -54,6 +54,7 @@ def test_two_eager_runs_are_identical(smollm2: Smollm2) -> None:
     assert all(site.rows_compared for site in result.sites)
 
 
+@pytest.mark.slow
 def test_a_change_in_a_layer_is_named(smollm2: Smollm2, overlay: Callable[[Fault], Path]) -> None:
     changed = smollm2("layer-17", engine=EAGER, overlay=overlay(in_layer(17)))
     result = diff(changed, smollm2("eager", engine=EAGER))

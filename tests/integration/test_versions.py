@@ -18,7 +18,7 @@ from localizer.diff.pipeline import diff
 from localizer.report.captures import untested
 from localizer.sources.interpreter import probe
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]  # fetches a vLLM of 0.4 GB
 
 OLDER = "0.28.0"
 """It pins the same torch as the version in .venv, so that it needs nothing else of its own."""
