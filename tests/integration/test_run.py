@@ -40,6 +40,11 @@ METADATA = (
     '(__import__("vllm.forward_context").forward_context.get_forward_context().attn_metadata or {})'
     ".get(self.self_attn.attn.layer_name)"
 )
+NOISE = (
+    "torch.rand(hidden_states.shape, generator=torch.Generator().manual_seed("
+    'int.from_bytes(__import__("os").urandom(6), "big"))).to(hidden_states)'
+)
+"""Other numbers in every forward: a fault that comes and goes may come again by chance, these do not."""
 FAULTS = {
     "value": faults.in_layer(4),
     "batch": Fault(
@@ -57,7 +62,7 @@ FAULTS = {
     "random": Fault(
         MODELS / "llama.py",
         MLP,
-        f'{SCALED} if {IN_LAYER_4} and __import__("os").urandom(1)[0] < 128 else hidden_states',
+        f"hidden_states = hidden_states * (1 + {NOISE}) if {IN_LAYER_4} else hidden_states",
     ),
     "unobserved": Fault(
         MODELS / "llama.py",
