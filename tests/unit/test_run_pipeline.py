@@ -1,7 +1,6 @@
 """`localize run` on captures that a double makes: reproducibility, observer, witness, pinning, resuming.
 
-The double writes synthetic captures (builders.py) in place of starting vLLM; that real ones go the same way
-is held by tests/integration/test_run.py.
+That real ones go the same way is held by tests/integration/test_run.py.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import Plan, bump, put, write
+from builders import Plan, attention, bump, drafted, put, write
 from click.testing import CliRunner
-from pretended import FAULT, OTHER_TOKEN, QUERY, Making, Vllm, configured, going
+from doubles import FAULT, OTHER_TOKEN, OTHER_VERSION, QUERY, Broken, Vllm, candidates, going, text_of
 
 from localizer.cli.main import localize
 from localizer.errors import CaptureFailed, LocalizerError
@@ -23,20 +22,6 @@ from localizer.report.captures import history
 from localizer.run.config import Config
 from localizer.store import runs
 from localizer.wire.spec import LOGITS
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return configured(tmp_path)
-
-
-def text_of(folder: Path) -> str:
-    return (runs.folders(folder / "captures")[-1] / runs.REPORT).read_text()
-
-
-def candidates(**changes: Any) -> Making:
-    """The same for every capture of the candidate, nothing for the parent's."""
-    return lambda name, number: changes if name.startswith("candidate") else {}
 
 
 def test_a_fault_is_found_attributed_and_witnessed(config: Config, tmp_path: Path) -> None:
@@ -81,6 +66,17 @@ def test_a_source_that_is_not_reproducible(config: Config, tmp_path: Path) -> No
     ]
     assert [item.source for item in found.observer] == ["candidate"], "of the parent it cannot be told"
     assert "whether taps are neutral on the parent cannot be told" in text_of(tmp_path)
+
+
+def test_noise_is_not_laid_to_the_observer(config: Config, tmp_path: Path) -> None:
+    """A run with taps returned something else, and another one with taps did not."""
+    found, _ = going(config, tmp_path, Vllm(lambda name, number: OTHER_TOKEN if name == "candidate" else {}))
+    assert {(it.code, it.source) for it in found.reasons} == {
+        ("source-not-reproducible", "candidate"),
+        ("witness-not-reproduced", None),
+    }
+    assert [item.source for item in found.observer] == ["parent"]
+    assert "whether taps are neutral on the candidate cannot be told" in text_of(tmp_path)
 
 
 def test_an_observer_that_is_not_neutral(config: Config, tmp_path: Path) -> None:
@@ -147,11 +143,66 @@ def test_kv_blocks_that_differ_are_pinned_and_all_is_run_again(config: Config, t
     assert (found.verdict, found.pinned, set(found.kv_blocks.values())) == ("identical", 60, {60})
     assert any("60 and 64 blocks" in text for text in watcher.said)
     assert len(found.steps) == 8, "the superseded captures are kept, but not part of the answer"
-    assert "all runs were made with 60" in text_of(tmp_path)
+    said = text_of(tmp_path)
+    assert "all runs were made with 60" in said
+    assert "64 in parent-untapped/0001" in said
+    assert "60 in candidate-untapped/0001" in said
+    assert found.kv_blocks_before["parent-untapped/0001"] == 64
+    first = found.differences[0]
+    assert (first.setting, first.candidate, first.parent) == ("num_kv_blocks before it was set", "60", "64")
+    assert "num_kv_blocks before it was set" in said[said.index("What else differs") :].split("\n\n")[0]
+    assert "KV cache blocks that they have by themselves" in said
 
 
-class Broken(Exception):
-    """In place of a power cut."""
+def test_a_source_that_keeps_its_number_of_kv_blocks_is_not_passed_over(
+    config: Config, tmp_path: Path
+) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        return {"blocks": 64, "ignores": True} if name.startswith("parent") else {"blocks": 60}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
+    assert [(it.code, it.source, it.count) for it in found.reasons] == [("kv-blocks-not-set", "parent", 4)]
+    said = text_of(tmp_path)
+    assert said.startswith("inconclusive: the parent did not take the number of KV cache blocks")
+    assert "they were to be 60, and are 64 in parent-untapped/0002" in said
+
+
+def test_the_numbers_of_both_sources_are_known_before_one_is_set(config: Config, tmp_path: Path) -> None:
+    numbers = {"parent-untapped": 64, "parent-untapped-2": 63, "candidate-untapped": 50}
+    vllm = Vllm(lambda name, number: {"blocks": numbers.get(name, 64)})
+    found, _ = going(config, tmp_path, vllm)
+    assert (found.pinned, found.differences[0].parent) == (50, "63, 64")
+
+
+def test_kv_blocks_that_were_asked_for_stay(config: Config, tmp_path: Path) -> None:
+    candidate = msgspec.structs.replace(config.candidate, engine={"num_gpu_blocks_override": 32})
+    found, _ = going(msgspec.structs.replace(config, candidate=candidate), tmp_path, Vllm(candidates()))
+    assert (found.pinned, set(found.kv_blocks.values())) == (None, {32, 64})
+    assert "running.num_kv_blocks" in {item.setting for item in found.diff.differences} or any(
+        item.setting == "engine.num_gpu_blocks_override" for item in found.diff.differences
+    )
+
+
+def test_a_witness_may_see_further_up_than_the_first_pass(config: Config, tmp_path: Path) -> None:
+    """The first pass records the last layer; the witness, of all, finds the fault before it."""
+    last = "r01.00", 4, attention(2, "query")
+
+    def makes(name: str, number: int) -> dict[str, Any]:
+        layers = {} if "witness" in name else {"layers": (2,), "observed": "2"}
+        faults = {last: bump()} | ({QUERY: bump()} if "witness" in name else {})
+        return layers | ({"changes": faults} if name.startswith("candidate") else {})
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert found.witness is not None
+    assert found.witness.reproduced
+    assert found.first_pass.first is not None
+    assert found.first_pass.first.site == last[2]
+    assert found.first is not None
+    assert found.first.site == QUERY[2]
+    assert (found.verdict, found.attribution) == ("diverged", "candidate-only")
+    assert found.diff.attribution == "no-control", "no control recorded that layer"
+    assert "At the first difference of the first pass:" in text_of(tmp_path)
 
 
 def test_an_interrupted_run_resumes(config: Config, tmp_path: Path) -> None:
@@ -184,6 +235,67 @@ def test_it_does_not_resume_what_has_changed(config: Config, tmp_path: Path) -> 
     vllm = Vllm(candidates())
     going(config, tmp_path, vllm)
     assert len(vllm.made) == 8
+
+
+def test_one_run_of_a_kind_at_a_time(config: Config, tmp_path: Path) -> None:
+    """While one is carried out the same is refused, fresh or not; another one works beside it."""
+    other = msgspec.structs.replace(config, environment={"NOBODY_READS_THIS": "1"})
+    refused, beside = [], []
+
+    def makes(name: str, number: int) -> dict[str, Any]:
+        if name == "parent" and not beside:
+            for fresh in (False, True):
+                with pytest.raises(LocalizerError, match=r"Another localize run .*wait until") as error:
+                    going(config, tmp_path, Vllm(candidates()), fresh)
+                refused.append(error.value.exit_code)
+            beside.append(None)
+            beside.append(going(other, tmp_path, Vllm(candidates()))[0])
+        return FAULT if name.startswith("candidate") else {}
+
+    vllm = Vllm(makes)
+    found, _ = going(config, tmp_path, vllm)
+    assert refused == [2, 2]
+    assert beside[1] is not None
+    assert (found.verdict, beside[1].verdict) == ("diverged", "identical")
+    labels = [step.capture for step in (*found.steps, *beside[1].steps)]
+    assert len(set(labels)) == len(labels), "no capture is in both"
+    assert len(runs.folders(tmp_path / "captures")) == 2
+
+
+def test_two_runs_share_no_compiled_code(config: Config, tmp_path: Path) -> None:
+    compiled = msgspec.structs.replace(config, engine={})
+    places = []
+    for fresh in (False, True):
+        vllm = Vllm(candidates())
+        going(compiled, tmp_path, vllm, fresh)
+        places.append({request.compile_cache for request in vllm.requests})
+    assert not places[0] & places[1]
+    assert all(place is not None and place.is_absolute() for place in places[0] | places[1])
+
+
+def test_the_record_keeps_no_secrets(config: Config, tmp_path: Path) -> None:
+    secret = msgspec.structs.replace(config, environment={"HF_TOKEN": "hush", "OMP_NUM_THREADS": "2"})
+    going(secret, tmp_path, Vllm(candidates()))
+    (folder,) = runs.folders(tmp_path / "captures")
+    assert not any(b"hush" in path.read_bytes() for path in folder.iterdir() if path.is_file())
+    assert b'"OMP_NUM_THREADS": "2"' in (folder / runs.RUN).read_bytes()
+
+
+def test_drafts_that_propose_something_else_are_no_repetition(config: Config, tmp_path: Path) -> None:
+    """Logits that are level have no greatest: what is proposed from them may differ where no site does."""
+    level = {("r00.00", 7, drafted(LOGITS, 3)): put(0.0, (slice(None),))}  # type: ignore[dict-item]
+
+    def makes(name: str, number: int) -> dict[str, Any]:
+        proposals = {("r00.00", 5): (9, 11, 13)} if name == "candidate-2" else {}
+        tapped = {} if "untapped" in name else {"speculate": 3, "changes": level, "proposals": proposals}
+        return {"matrix": (2,), "max_tokens": 10} | tapped
+
+    workload = msgspec.structs.replace(config.workload, speculative_model="tiny-eagle3")
+    found, _ = going(msgspec.structs.replace(config, workload=workload), tmp_path, Vllm(makes))
+    (item,) = (item for item in found.repeats if item.source == "candidate")
+    assert (item.differs, item.pairs_differ, item.proposals_differ) == ("rows", 0, 1)
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
+    assert "but proposed other tokens from 1 draft row" in text_of(tmp_path)
 
 
 def test_without_untapped_runs_nothing_is_said_of_the_observer(config: Config, tmp_path: Path) -> None:
@@ -236,7 +348,7 @@ def test_a_witness_that_lacks_the_difference_is_not_reproduced(config: Config, t
     found, _ = going(config, tmp_path, Vllm(makes))
     assert (found.verdict, [reason.code for reason in found.reasons]) == (
         "inconclusive",
-        ["witness-not-reproduced"],
+        ["witness-unfinished"],
     )
     assert "1 row × site pair of the first pass are missing" in text_of(tmp_path)
 
@@ -271,9 +383,19 @@ def test_log_probabilities_of_the_two_sources_are_compared(config: Config, tmp_p
     assert "log probabilities differ at 4 of 4 positions" in text_of(tmp_path)
 
 
+def test_log_probabilities_that_only_one_run_returned_differ(config: Config, tmp_path: Path) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        some = [[[3, -0.5], [4, -2.0]]] * (2 if name == "candidate-untapped-2" else 4)
+        return {"logprobs": {"r01.00": some}}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    (item,) = (item for item in found.untapped if item.different)
+    assert (item.source, item.logprobs_compared, item.logprobs_differ) == ("candidate", 4, 2)
+
+
 def test_a_source_that_changes_during_the_run_is_noticed(config: Config, tmp_path: Path) -> None:
-    vllm = Vllm(lambda name, number: {"vllm": "0.28.0"} if name == "candidate" else {})
-    with pytest.raises(LocalizerError, match="it changed during the run"):
+    vllm = Vllm(lambda name, number: {"vllm": OTHER_VERSION} if name == "candidate" else {})
+    with pytest.raises(LocalizerError, match="what it was when the run began"):
         going(config, tmp_path, vllm)
 
 
