@@ -159,7 +159,7 @@ model = "tiny"
 matrix = [1]
 repeats = 1
 max_tokens = 2
-prompt_tokens = 4
+prompt_tokens = 6
 [candidate]
 overlay = "{overlay}"
 [engine]
@@ -326,7 +326,7 @@ def test_compiled_arms(root: Path, tmp_path: Path, overlay: Callable[[Fault], Pa
 def test_kv_blocks_are_made_equal(root: Path, tmp_path: Path) -> None:
     """The sources differ in the size of the KV cache alone; what was asked for is told, and taken."""
     config = Config(
-        workload=Workload(model="tiny", matrix=[1], repeats=1, prompt_tokens=4, max_tokens=2),
+        workload=Workload(model="tiny", matrix=[1], repeats=1, prompt_tokens=PROMPT, max_tokens=2),
         candidate=Source(engine={"kv_cache_memory_bytes": EAGER["kv_cache_memory_bytes"] // 2}),
         engine=dict(EAGER),
         environment=dict(IN_PROCESS),
