@@ -82,9 +82,7 @@ class Evidence:
         if self.run is None:
             return diff_scope(self.result)
         found = run_report.scope(self.run)
-        return Scope(
-            establishes=found.establishes, does_not_establish=[UNSHOWN, *found.does_not_establish]
-        )
+        return Scope(establishes=found.establishes, does_not_establish=[UNSHOWN, *found.does_not_establish])
 
     @property
     def headline(self) -> str:
