@@ -126,18 +126,18 @@ WITHIN: dict[str, dict[str, object]] = {
 """Captures that are compared with themselves."""
 
 
-def controlled(name: str, root: Path, *, explain: bool = False) -> Result:
+def controlled(name: str, root: Path, *, explain: bool = False, cells: bool = False) -> Result:
     """Write candidate, parent and controls of a case under `root` and compare them."""
     candidate, controls = PARENTS[name]
     one, other = pair(root, Plan(), **candidate)
     plans = [Plan(**{"name": f"parent-{number}"} | more) for number, more in enumerate(controls, 2)]
     captures = [Capture(write(root, plan)) for plan in plans]
-    return diff(Capture(one), Capture(other), captures, explain=explain)
+    return diff(Capture(one), Capture(other), captures, explain=explain, cells=cells)
 
 
-def within(name: str, root: Path, *, explain: bool = False) -> Result:
+def within(name: str, root: Path, *, explain: bool = False, cells: bool = False) -> Result:
     """Write the capture of a case under `root` and compare it with itself."""
-    return diff_within(Capture(write(root, Plan(**WITHIN[name]))), explain=explain)
+    return diff_within(Capture(write(root, Plan(**WITHIN[name]))), explain=explain, cells=cells)
 
 
 def explained(name: str, root: Path) -> Result:
@@ -147,8 +147,8 @@ def explained(name: str, root: Path) -> Result:
     return diff(Capture(one), Capture(other), explain=True)
 
 
-def result(name: str, root: Path) -> Result:
+def result(name: str, root: Path, *, cells: bool = False) -> Result:
     """Write the captures of a case under `root` and compare them."""
     plan, candidate = CASES[name]
     one, other = pair(root, plan, **candidate)
-    return diff(Capture(one), Capture(other))
+    return diff(Capture(one), Capture(other), cells=cells)

@@ -82,20 +82,15 @@ class Examined:
 
 
 def check_controls(candidate: Capture, parent: Capture, controls: Sequence[Capture]) -> None:
-    """Check that candidate, parent and every control are captures of their own, the last of the parent's model.
+    """Check that every control is a capture of its own, and of the parent's model.
 
     Raises:
         LocalizerError: one is not.
     """
-    if _same(candidate, parent):
-        raise LocalizerError(
-            f"{parent.shown} is the candidate itself, which says nothing about another run; "
-            "name two captures, or compare one with itself with --within."
-        )
     known = [("the candidate", candidate), ("the parent", parent)]
     for control in controls:
         for what, other in known:
-            if _same(control, other):
+            if same(control, other):
                 raise LocalizerError(
                     f"{control.folder} is {what} itself, which says nothing about noise; "
                     "capture the parent's source once more and name that capture as the control."
@@ -121,7 +116,7 @@ def _lies_before(where: Place, there: Place) -> bool:
     return True
 
 
-def _same(one: Capture, other: Capture) -> bool:
+def same(one: Capture, other: Capture) -> bool:
     """Whether two are one capture, or copies of one; phases of one are not."""
     if one.phase != other.phase:
         return False

@@ -10,7 +10,7 @@ import numpy as np
 from localizer.diff import schedule, settings, verdict
 from localizer.diff.align import Alignment, align, workloads_equal
 from localizer.diff.compare import Comparison, compare
-from localizer.diff.control import Examined, attribute, check_controls
+from localizer.diff.control import Examined, attribute, check_controls, same
 from localizer.diff.details import Details
 from localizer.diff.explain import Steps
 from localizer.diff.explain import explain as explained
@@ -24,6 +24,7 @@ from localizer.diff.result import (
     Coverage,
     Finding,
     PairCoverage,
+    Reason,
     Result,
     RowCoverage,
     Rows,
@@ -74,7 +75,10 @@ def diff(
     equal = workloads_equal(candidate, parent)
     parity = compare_tokens(candidate, parent, equal_workloads=equal)
     alignment = align(candidate, parent)
-    return _diff(candidate, parent, alignment, parity, controls, tolerances, explain, payload, cells)
+    found = _diff(candidate, parent, alignment, parity, controls, tolerances, explain, payload, cells)
+    if not same(candidate, parent):
+        return found
+    return msgspec.structs.replace(found, reasons=[*found.reasons, Reason(code=verdict.SAME_CAPTURE)])
 
 
 def check_keys(captures: Sequence[Capture]) -> None:

@@ -17,8 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from localizer.diff.cells import DIFFERENT, Cell
-from localizer.diff.result import DIVERGED, Result
-from localizer.report import maps, returned, summary, text, within, wording
+from localizer.diff.result import Result
+from localizer.report import glance, maps, returned, text, within, wording
 from localizer.report.blocks import Block, Line
 from localizer.report.maps import Map
 from localizer.report.safe import clean
@@ -127,8 +127,8 @@ def content(result: Result, drawn: Sequence[Map]) -> dict[str, Any]:
         "result": result,
         "verdict": result.verdict,
         "headline": wording.headline(result).partition(": ")[2],
-        "captures": _captures(result),
-        "facts": list(facts(result)),
+        "captures": glance.captures(result),
+        "facts": list(glance.facts(result)),
         "lead": lead,
         "before": before,
         "after": after,
@@ -148,13 +148,6 @@ def content(result: Result, drawn: Sequence[Map]) -> dict[str, Any]:
 
 def _sides(result: Result) -> tuple[str, str]:
     return within.SIDES if within.is_within(result) else ("candidate", "parent")
-
-
-def _captures(result: Result) -> str:
-    both = result.captures
-    if within.is_within(result):
-        return f"{clean(both.candidate.label)} compared with itself"
-    return f"{clean(both.candidate.label)} compared with {clean(both.parent.label)}"
 
 
 def arranged(result: Result) -> tuple[list[Block], list[Section], list[Section]]:
@@ -178,17 +171,6 @@ def sections(blocks: Iterable[Block]) -> tuple[list[Block], list[Section]]:
         else:
             (found[-1].blocks if found else lead).append(block)
     return lead, found
-
-
-def facts(result: Result) -> Iterator[tuple[str, str]]:
-    """The numbers to be seen first, each with its name."""
-    pairs, tokens = result.coverage.pairs, result.tokens
-    yield "row × site pairs that differ", f"{pairs.differ:,} of {pairs.compared:,} compared"
-    yield "requests with other tokens", f"{tokens.requests_differ:,} of {tokens.requests:,}"
-    if not within.is_within(result):
-        yield "other settings that differ", f"{len(result.differences):,}"
-        if result.verdict == DIVERGED:
-            yield "change or noise?", summary.CONTROL.get(result.attribution, "not known: no control tells")
 
 
 # -- the map ----------------------------------------------------------------------------------------------

@@ -203,6 +203,9 @@ def _environments(found: Evidence) -> Iterator[str]:
         by_line.setdefault(environment(capture), []).append(name)
     for told, names in by_line.items():
         yield f"{'Environment' if len(by_line) == 1 else ' and '.join(names[:3])}: {told}"
+    changed = [name for name, capture in found.captures.items() if capture.open.intervention is not None]
+    if changed:
+        yield f"Changed while it ran, by localize intervene: the source of {' and '.join(changed[:3])}"
 
 
 def _runs(run: RunResult) -> Iterator[Block]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from localizer.diff.result import Result
+from localizer.diff.cells import NOT_COMPARED
+from localizer.diff.result import INCONCLUSIVE, Result
 from localizer.errors import LocalizerError
-from localizer.report import maps, wording
+from localizer.report import glance, maps, wording
 from localizer.report.counts import count
 from localizer.report.maps import QUIET, Map
 from localizer.report.safe import clean
@@ -30,6 +31,9 @@ LINES_SHOWN = 48
 
 ROWS_SHOWN = 96
 """Rows of a map that are drawn."""
+
+REASONS_SHOWN = 4
+"""Reasons beside a verdict that are told."""
 
 CELL, LETTER, DPI = 0.17, 0.056, 130
 """Inches of a cell, of a letter in the names of sites, and dots an inch."""
@@ -62,21 +66,26 @@ def draw(result: Result) -> Figure:
     from matplotlib.figure import Figure
 
     every = maps.maps(result)
-    drawn = [one for one in every if one.differ][:MAPS_SHOWN] or every[:1]
+    drawn = [one for one in every if one.differ][:MAPS_SHOWN]
+    drawn = drawn or sorted(every, key=lambda one: not one.counts[NOT_COMPARED])[:1]
     parts = [_cut(one) for one in drawn]
     names = [_names(result, lines) for lines, _ in parts]
     label = 0.55 + LETTER * max((len(name) for some in names for name in some), default=0)
     width = max(6.5, label + 0.4 + CELL * max((len(rows) for _, rows in parts), default=0))
     title = textwrap.wrap(clean(wording.headline(result), 300), int(width * 11)) or [""]
+    told = "; ".join([glance.captures(result), *(f"{name}: {value}" for name, value in glance.facts(result))])
+    below = textwrap.wrap(told, int(width * 15))
     notes = [
         line for note in _notes(result, every, drawn, parts) for line in textwrap.wrap(note, int(width * 15))
     ]
-    top, bottom = 0.35 + 0.2 * len(title), 0.75 + 0.15 * len(notes)
+    head = 0.2 + 0.2 * len(title)
+    top, bottom = head + 0.15 + 0.15 * len(below), 0.75 + 0.15 * len(notes)
     heights = [0.75 + CELL * len(lines) for lines, _ in parts]
     height = top + sum(heights) + bottom
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     figure.text(0.15 / width, 1 - 0.15 / height, "\n".join(title), va="top", size=10, weight="bold")
+    figure.text(0.15 / width, 1 - head / height, "\n".join(below), va="top", size=7, color="#525d68")
     y = height - top
     for one, (lines, rows), some, space in zip(drawn, parts, names, heights, strict=True):
         y -= space
@@ -132,12 +141,16 @@ def _map(axes: Axes, one: Map, lines: Lines, rows: range, names: Sequence[str]) 
 
 def _marker(sign: str) -> Path:
     """A sign around the origin: thousands of them are drawn at once, unlike as many texts."""
+    from matplotlib.path import Path
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
 
     path = TextPath((0, 0), sign, size=10)
     box = path.get_extents()
-    return Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).transform_path(path)
+    moved = Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).transform_path(path)
+    # What closes a shape has a place that means nothing, by which matplotlib would shrink a dot to nothing.
+    ends = moved.codes == Path.CLOSEPOLY
+    return Path(np.where(ends[:, None], 0.0, moved.vertices), moved.codes)
 
 
 def _names(result: Result, lines: Lines) -> list[str]:
@@ -186,16 +199,23 @@ def _notes(
     result: Result, every: Sequence[Map], drawn: Sequence[Map], parts: Sequence[tuple[Lines, range]]
 ) -> Iterator[str]:
     """What the picture does not show."""
-    if not every:
-        yield "No row of any site was compared."
-        return
+    yield from _shown(every, drawn, parts) if every else ["No row of any site was compared."]
+    if left := maps.left_out(result):
+        yield f"Not shown: {left}"
+    if result.verdict != INCONCLUSIVE:  # which the headline explains
+        yield from (f"{wording.reason(item)}." for item in result.reasons[:REASONS_SHOWN])
+    yield "What this establishes, and what it does not, is in the report as text or as a page."
+
+
+def _shown(every: Sequence[Map], drawn: Sequence[Map], parts: Sequence[tuple[Lines, range]]) -> Iterator[str]:
+    """What the maps are, and what of them is not drawn."""
     yield "Sites in execution order from top to bottom; a column is one token position in one forward pass."
     more = len(every) - len(drawn)
     others = sum(bool(one.differ) for one in every) - sum(bool(one.differ) for one in drawn)
+    holes = sum(bool(one.counts[NOT_COMPARED]) for one in every if one not in drawn)
     if more:
-        yield f"Not shown: {count(more, 'further map')} of requests, {others:,} of them with differences."
-    if left := maps.left_out(result):
-        yield f"Not shown: {left}"
+        told = f"Not shown: {count(more, 'further map')} of requests, {others:,} of them with differences"
+        yield f"{told}, {holes:,} with cells that were not compared." if holes else f"{told}."
     for one, (lines, rows) in zip(drawn, parts, strict=True):
         cut = len(one.rows) - len(rows), len(one.lines) - len(lines)
         what = [count(number, noun) for number, noun in zip(cut, ("row", "line"), strict=True) if number]

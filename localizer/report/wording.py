@@ -126,6 +126,7 @@ def reason(item: Reason) -> str:
         verdict.MISSING: f"{who} lacks {count(item.count, 'row × site pair')} that it should have recorded",
         verdict.NO_ROWS: f"{who} recorded no rows, so no tensor was compared",
         verdict.NOTHING_COMPARED: "no row of any site is held by both captures, so no tensor was compared",
+        verdict.SAME_CAPTURE: "candidate and parent are one capture: nothing ran twice",
         verdict.NOTHING_REPEATS: "no prompt and no prefix occurs twice in the capture: nothing to compare",
         verdict.SOURCE_UNSTEADY: f"{who} is not reproducible: two equal runs of it differ",
         verdict.NOT_NEUTRAL: f"the observer is not neutral: with taps {who} returned something else"

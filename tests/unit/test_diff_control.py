@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -390,3 +391,11 @@ def test_a_damaged_control_is_refused(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     with pytest.raises(DamagedCapture, match="digests-00000"):
         diff(Capture(one), Capture(other), [Capture(control)])
+
+
+def test_a_capture_that_is_compared_with_itself_is_said_to_be(tmp_path: Path) -> None:
+    one, two = pair(tmp_path, Plan())
+    shutil.copytree(one, tmp_path / "copy")
+    for other, codes in ((one, ["same-capture"]), (tmp_path / "copy", ["same-capture"]), (two, [])):
+        found = diff(Capture(one), Capture(other))
+        assert ([it.code for it in found.reasons], found.verdict) == (codes, "identical")

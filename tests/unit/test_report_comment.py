@@ -11,6 +11,7 @@ from pathlib import Path
 
 import golden
 import msgspec
+import phased
 import pytest
 from builders import Plan, attention, bump
 from evidence import HOSTILE_NAME, packed, plans, stable
@@ -73,6 +74,12 @@ def test_hostile_names(tmp_path: Path) -> None:
 def test_verdict_and_attribution_stand_first(tmp_path: Path) -> None:
     lines = visible(whole(packed(tmp_path, plans("candidate-only")))).splitlines()
     assert lines[0] == "## localizer: diverged, not in the control"
+
+
+def test_a_source_that_was_changed_while_it_ran_is_named(tmp_path: Path) -> None:
+    changed = dataclasses.replace(phased.CASES["diverged"], name="candidate")
+    text = shown(comment(packed(tmp_path, [changed, Plan(name="parent")])))
+    assert "Changed while it ran, by localize intervene: the source of candidate" in text
 
 
 PROBED = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from builders import Plan, pair, write
-from cases import CASES, PARENTS, WITHIN
+from cases import CASES, PARENTS, WITHIN, controlled
 
 from localizer.diff import diff, diff_within
 from localizer.diff.result import Result
@@ -79,6 +79,39 @@ def test_it_says_what_it_shows_and_what_it_does_not(made: Made) -> None:
     assert "Not shown: 5 further maps of requests, 0 of them with differences." in text
     assert "Not shown of r02.02: 12 lines." in text
     assert "No row of any site was compared." in " ".join(words(made("models")))
+
+
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize("name", PARENTS)
+def test_it_says_what_a_control_shows(tmp_path: Path, name: str) -> None:
+    found = controlled(name, tmp_path, cells=True)
+    text = " ".join(" ".join(words(found)).split())
+    control = {"candidate-only": "not in the control", "also-in-control": "also in the control"}
+    wanted = control.get(found.attribution, "not known: no control tells")
+    assert "candidate/0001 compared with parent/0001; row × site pairs that differ: " in text
+    assert f"change or noise?: {wanted}" in text
+    assert "What this establishes, and what it does not, is in the report" in text
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_what_was_not_compared_is_drawn_unlike_what_is_equal(made: Made) -> None:
+    from matplotlib.collections import PathCollection
+
+    from localizer.report.png import draw
+
+    found = made("killed")
+    assert "r01.00: equal where compared, 1 cell not compared" in words(found)
+    (dot,) = draw(found).findobj(PathCollection)
+    ((x, y),) = dot.get_offsets()
+    assert (int(x), int(y)) == (5, 1)
+    points = dot.get_paths()[0].vertices[:4] * dot.get_transforms()[0][0, 0]  # its four corners
+    assert (points.max(0) - points.min(0)).min() > 2  # dots of the screen
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_reasons_stand_beside_a_verdict(made: Made) -> None:
+    found = msgspec.structs.replace(made("attention"), reasons=made("killed").reasons)
+    assert "the candidate is incomplete: it has no manifest" in " ".join(words(found))
 
 
 @pytest.mark.usefixtures("matplotlib")
