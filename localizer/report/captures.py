@@ -250,7 +250,10 @@ def archive_verification(path: Path, result: ArchiveVerification) -> str:
     """What `localize verify` prints of an archive: a line for it, and one for each capture."""
     if result.reasons:
         return f"damaged: {clean(result.reasons[0], 4000)}"
-    lines = [f"{clean(str(path), 4000)}: {result.members} members have their checksums."]
+    lines = [
+        f"{clean(str(path), 4000)}: {result.members} members have their checksums. What is said beside the "
+        "captures (result.json) is not checked: localize diff compares them again."
+    ]
     return "\n".join([*lines, *(verification(name, found) for name, found in result.captures.items())])
 
 

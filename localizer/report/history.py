@@ -67,11 +67,19 @@ def told(*, when: str, headline: str, scope: Scope, attachment: str, sha256: str
     return Told(
         when=_cut(when),
         headline=_cut(headline),
-        establishes=[_cut(text) for text in scope.establishes[:SENTENCES]],
-        does_not_establish=[_cut(text) for text in scope.does_not_establish[:SENTENCES]],
+        establishes=_few(scope.establishes),
+        does_not_establish=_few(scope.does_not_establish),
         attachment=_cut(attachment),
         sha256=sha256,
     )
+
+
+def _few(sentences: Sequence[str]) -> list[str]:
+    """The first sentences, and how many more there are."""
+    more = len(sentences) - SENTENCES
+    if more <= 0:
+        return [_cut(text) for text in sentences]
+    return [*(_cut(text) for text in sentences[: SENTENCES - 1]), f"… and {more + 1:,} more, not kept here."]
 
 
 def _cut(text: str) -> str:

@@ -24,6 +24,7 @@ from localizer.report import history
 from localizer.report.comment import DROPPED, comment, whole
 from localizer.report.parts import Attachment, Evidence
 from localizer.report.safe import escaped
+from localizer.report.scope import Scope
 from localizer.run.attach import attach
 from localizer.run.attached import read
 from localizer.store.reader import Capture
@@ -179,6 +180,15 @@ def told(number: int, text: str = "") -> history.Told:
         attachment="x.zip",
         sha256=f"{number:064x}",
     )
+
+
+def test_a_scope_that_is_too_long_to_be_kept_says_so() -> None:
+    limits = Scope(establishes=["x" * 999], does_not_establish=[f"Row {it}." for it in range(50)])
+    made = history.told(when="", headline="diverged", scope=limits, attachment="x.zip", sha256="a" * 64)
+    assert made.establishes == ["x" * 299 + "…"]
+    assert made.does_not_establish[38:] == ["Row 38.", "… and 11 more, not kept here."]
+    found = history.read(history.body(lambda limit: "new", made))
+    assert found == [made]
 
 
 def body(number: int, before: str | None, newest: str = "new", text: str = "") -> str:
