@@ -87,3 +87,22 @@ def test_what_is_plain_stays_plain() -> None:
     assert prose("first at model.layers.5/query, request r00.00.") == (
         "first at `model.layers.5/query`, request `r00.00`."
     )
+
+
+def test_numbers_and_ranges_are_calm() -> None:
+    text = "candidate -0.2333984375, parent 1.4296875 (margin 0.5): q/k norm of layers 1–28, 16/44 requests"
+    assert prose(text) == text
+    assert prose("1234567 and 0x3fb7, 2.10.2.aba315b") == "`1234567` and `0x3fb7`, `2.10.2.aba315b`"
+
+
+def test_a_call_keeps_its_end() -> None:
+    assert prose("in f(x), (g(y)) and Intel(R)") == "in `f(x)`, (`g(y)`) and `Intel(R)`"
+    assert prose("(see README.md).") == "(see `README.md`)."
+
+
+def test_what_is_typed_together_is_one_span() -> None:
+    assert prose("… and 4 more; --format json lists all") == "… and 4 more; `--format json` lists all"
+
+
+def test_a_value_in_a_table_is_one_span() -> None:
+    assert cell("Intel(R) Xeon(R) | x", value=True) == "`Intel(R) Xeon(R) \\| x`"
