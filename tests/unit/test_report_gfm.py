@@ -62,16 +62,18 @@ def test_code_is_one_span_of_the_same_text(text: str) -> None:
     assert spans == ([escaped(text)] if escaped(text).strip(" ") else [])
 
 
-@given(st.lists(texts, min_size=2, max_size=4))
-def test_a_cell_is_one_cell_of_the_same_words(row: list[str]) -> None:
-    table = f"|{' a |' * len(row)}\n|{' --- |' * len(row)}\n| {' | '.join(map(cell, row))} |"
+@given(st.lists(texts, min_size=2, max_size=4), st.booleans())
+def test_a_cell_is_one_cell_of_the_same_words(row: list[str], value: bool) -> None:
+    cells = [cell(text, value=value) for text in row]
+    table = f"|{' a |' * len(row)}\n|{' --- |' * len(row)}\n| {' | '.join(cells)} |"
     found = parsed(table)
     assert [it.type for it in found].count("td_open") == len(row)
     assert [it.type for it in found].count("tr_open") == 2
     assert live(table) == []
-    cells = [it.content for number, it in enumerate(found) if it.type == "inline"][len(row) :]
-    for text, inner in zip(row, cells, strict=True):
-        assert shown(inner).replace("\\x7c", "|") == words(text).replace("\\x7c", "|")
+    read = [it.content for number, it in enumerate(found) if it.type == "inline"][len(row) :]
+    for text, inner in zip(row, read, strict=True):
+        assert (words if value else str)(shown(inner)).replace("\\x7c", "|") == words(text).replace("\\x7c", "|")
+        assert not value or len([it for it in parsed(inner) if it.type == "code_inline"]) <= 1
 
 
 @given(texts)
