@@ -169,6 +169,8 @@ class _Session:
             rounds=schema.rounds(work.matrix, work.repeats),
             layers=self._opening.observer.layers,
             level=self._opening.observer.level,
+            payload=self._opening.observer.payload,
+            row_digest=self._opening.observer.row_digest,
             sites=list(self._opening.observer.sites),
             weights=self._opening.observer.weights,
             kv_contents=self._opening.observer.kv_contents,

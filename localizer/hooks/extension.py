@@ -24,6 +24,7 @@ from localizer.hooks import (
     loaded,
     probes,
     resolved,
+    rowdigest,
     steps,
     taps,
     trace,
@@ -40,7 +41,7 @@ from localizer.hooks.runner_v1 import raw_model
 from localizer.hooks.sink import Channel, Sink
 from localizer.wire import unsupported
 from localizer.wire.ring import Ring
-from localizer.wire.spec import SPEC_VARIABLE, RunSpec
+from localizer.wire.spec import DEVICE, SPEC_VARIABLE, RunSpec
 
 _ATTRIBUTE, _CONTENTS, _GRAPHS = "_localizer_recorder", "_localizer_contents", "_localizer_graphs"
 _COUNTS, _PROBES = "_localizer_counts", "_localizer_probes"
@@ -60,8 +61,10 @@ def _install(worker: Any) -> None:
     end_with(spec.parent_pid)
     ring = Sink(Ring(spec.ring), spec.writer_pid)
     device = torch.device(getattr(runner, "device", "cpu"))
-    sink: Channel = ring if device.type == "cpu" else DeviceSink(ring, CudaTransport(device))
+    sink: Channel = ring if device.type == "cpu" else _device_sink(ring, device, spec)
     recorder = Recorder(sink)
+    if isinstance(sink, DeviceSink):
+        sink.hashes = recorder.unkept(spec.payload)
     graphs = None if device.type == "cpu" else _graphs(recorder, device)
     # before the taps, which keep what they wrap
     tallies, placed = probes.install(spec.probes, lambda: recorder.in_step)
@@ -82,6 +85,15 @@ def _install(worker: Any) -> None:
     steps.follow(steps.Steps(recorder, tracer, after), undo, runner, graphs)
     setattr(worker, _ATTRIBUTE, recorder)
     setattr(worker, _GRAPHS, graphs)
+
+
+def _device_sink(ring: Sink, device: torch.device, spec: RunSpec) -> DeviceSink:
+    """The sink for rows on a device, which hashes them there if that is asked for."""
+    hashing = None
+    if spec.row_digest == DEVICE:
+        hashing = rowdigest.RowDigests(device)
+        hashing.check()
+    return DeviceSink(ring, CudaTransport(device), hashing=hashing)
 
 
 def _graphs(recorder: Recorder, device: torch.device) -> Graphs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from localizer.hooks.guard import Guard
 from localizer.hooks.later import Later
 from localizer.hooks.sink import Channel
-from localizer.wire.spec import DRAFT, INPUT_IDS, POSITIONS
+from localizer.wire.spec import DRAFT, INPUT_IDS, POSITIONS, kept_sites
 
 
 class Recorder:
@@ -33,6 +34,7 @@ class Recorder:
     def __init__(self, sink: Channel) -> None:
         self.channel = sink
         self._index: dict[str, int] = {}
+        self._sites: list[tuple[str, str]] = []  # those announced at first
         self._scheduled: Any = None
         self._rows = 0
         self._requests = 0
@@ -57,6 +59,7 @@ class Recorder:
     ) -> None:
         """Announce the sites in model order, each with the rows it is expected on, and what is not tapped."""
         self._index = {name: number for number, (name, _) in enumerate(sites)}
+        self._sites = list(sites)
         self.channel.message(
             type="sites", sites=list(sites), not_applicable=not_applicable, untapped=untapped
         )
@@ -73,6 +76,16 @@ class Recorder:
     def knows(self, site: str) -> bool:
         """Whether a site is registered; others are not recorded."""
         return site in self._index
+
+    def unkept(self, payload: str) -> Callable[[int], bool]:
+        """Whether the rows of a site, by its number, are not kept; see `localizer.wire.spec.kept_sites`."""
+
+        @functools.cache
+        def kept() -> frozenset[int] | None:
+            names = kept_sites(self._sites, payload)
+            return None if names is None else frozenset(self._index[name] for name in names)
+
+        return lambda site: (found := kept()) is not None and site not in found
 
     @property
     def recording(self) -> bool:

@@ -10,6 +10,7 @@ from localizer.report.native import native_code
 from localizer.report.probes import probed
 from localizer.report.safe import clean
 from localizer.store import names, runs
+from localizer.store.digest import XXH3
 from localizer.store.reader import Capture
 from localizer.store.schema import Manifest, Open, Workload
 from localizer.store.verify import DAMAGED, SOUND, ArchiveVerification, Verification
@@ -135,6 +136,7 @@ def details(capture: Capture) -> str:
         lines.append(
             f"    {clean(site.name):<44} {clean(site.dtype):<10} {shape:<10} "
             f"{recorded[index]:>8,} digests {kept:>8,} kept"
+            + ("" if site.digest == XXH3 else f"  {clean(site.digest)}")
         )
     if capture.manifest is not None:
         manifest = capture.manifest

@@ -14,6 +14,7 @@ import numpy as np
 
 from localizer.errors import DamagedCapture, LocalizerError
 from localizer.store import strict
+from localizer.store.digest import ALGORITHMS, XXH3
 from localizer.store.dtypes import NUMPY
 from localizer.store.interventions import Course, Intervention
 from localizer.store.tensors import is_shape
@@ -32,7 +33,6 @@ from localizer.store.types import (
 
 FORMAT = "localizer-capture"
 SCHEMA = 1
-DIGEST = "xxh3-128"
 DIGEST_BYTES = 16
 
 OPEN, JOURNAL, MANIFEST, LOG = "open.json", "journal.jsonl", "manifest.json", "log.txt"
@@ -99,12 +99,14 @@ class Site(Record, frozen=True, kw_only=True):
             which a token was taken); elsewhere it is not applicable.
         dtype: torch's name of the dtype; empty until the first row was seen.
         shape: shape of one row, e.g. [heads, head_dim]; None until the first row was seen.
+        digest: the algorithm of its digests, one of `localizer.store.digest.ALGORITHMS`.
     """
 
     name: str
     rows: Literal["all", "logits", "tokens", "draft", "draft-logits"]
     dtype: str = ""
     shape: tuple[Count, ...] | None = None
+    digest: str = XXH3
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
@@ -113,6 +115,8 @@ class Site(Record, frozen=True, kw_only=True):
             raise ValueError(f"no row can have {len(self.shape)} dimensions of such sizes")
         if self.dtype and self.dtype not in NUMPY:
             raise ValueError(f"unknown dtype {self.dtype[:40]!r}")
+        if self.digest not in ALGORITHMS:
+            raise ValueError(f"unknown row digest {self.digest[:40]!r}")
 
 
 class Shard(Record, frozen=True, kw_only=True):
@@ -250,6 +254,7 @@ class Observer(Record, frozen=True, kw_only=True):
     transactions: str = "all"
     weights: bool = True
     kv_contents: bool = False
+    row_digest: str = "host"
     probes: Annotated[tuple[str, ...], Few] = ()
 
 

@@ -229,3 +229,17 @@ def test_the_native_code_of_an_overlay_is_described(tmp_path: Path) -> None:
     overlay = prepare(request(tmp_path, overlay=tmp_path / "checkout")).opening.source.overlay
     assert overlay is not None
     assert overlay.native == Native(against="folder", files=["csrc/a.cu"], count=1)
+
+
+def test_rows_are_hashed_on_a_device_only_where_there_is_one(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = prepare(request(tmp_path, row_digest="device")).opening
+    assert opening.observer.row_digest == "device"
+    assert any("hashed there, by a Triton kernel" in change for change in opening.observer.changes)
+    assert prepare(request(tmp_path)).opening.observer.row_digest == "host"
+    cpu = Interpreter("/usr/bin/python3", "3.11.0", "1.0", installed, "2.0+cpu", {})
+    monkeypatch.setattr(module.interpreter, "probe", lambda python, environment: cpu)
+    with pytest.raises(LocalizerError, match="Rows are hashed on the device only where that is a CUDA GPU; "):
+        prepare(request(tmp_path, row_digest="device"))
+    assert prepare(request(tmp_path, row_digest="device", taps=False)).opening.observer.row_digest == "host"
