@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import localizer
-from localizer.capture import unsupported
+from localizer.capture import graphtaps, unsupported
 from localizer.capture.interventions import CHANGES, told
 from localizer.errors import LocalizerError
 from localizer.sources import interpreter, overlay
@@ -90,6 +90,7 @@ class CaptureRequest:
     Attributes:
         compile_cache: a place for the compiled code of this run; None for vLLM's usual ones.
         repeats: passes over the matrix; with an intervention, of one phase.
+        graph_rows, graph_memory: limits of taps inside full CUDA graphs: rows of a graph, MiB of all.
         intervention: what is to be changed between phases; None for one phase.
         unchanged: whether an overlay may change nothing, as a commit that is bisected may.
     """
@@ -119,6 +120,8 @@ class CaptureRequest:
     weights: bool = True
     kv_contents: bool = False
     row_digest: str = HOST
+    graph_rows: int | None = None
+    graph_memory: int | None = None
     buffer: int = BUFFER_MIB
     logprobs: int | None = None
     compile_cache: Path | None = None
@@ -230,6 +233,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
     check_row_digest(request, python)
+    taps = graph_taps(request, model, draft, engine, python, say)
     laid, laid_over = lay_over(request.overlay, request.git, python, unchanged=request.unchanged, say=say)
     vocabulary = plan.vocabulary(Path(model.path))
     if len(requests) * request.max_tokens * token_bytes(vocabulary, request.logprobs) > schema.MAX_DOCUMENT:
@@ -285,6 +289,9 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             weights=request.weights and request.taps,
             kv_contents=request.kv_contents and request.taps,
             row_digest=request.row_digest if request.taps else HOST,
+            graph_rows=request.graph_rows if request.taps else None,
+            graph_memory=memory_limit(request) if request.taps else None,
+            graph_taps=taps,
             probes=tuple(request.probes),
         ),
         intervention=request.intervention,
@@ -319,6 +326,49 @@ def check_row_digest(request: CaptureRequest, python: interpreter.Interpreter) -
     if request.row_digest == DEVICE and request.taps and python.torch.endswith("+cpu"):
         reason = refusals.ROW_DIGEST_PLATFORM
         raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
+
+
+def memory_limit(request: CaptureRequest) -> int | None:
+    """Bytes that taps inside full graphs may take."""
+    return None if request.graph_memory is None else request.graph_memory << 20
+
+
+def graph_taps(
+    request: CaptureRequest,
+    model: models.ResolvedModel,
+    draft: models.ResolvedModel | None,
+    engine: Mapping[str, Any],
+    python: interpreter.Interpreter,
+    say: models.Say,
+) -> schema.GraphTaps | None:
+    """What taps inside full CUDA graphs will need on the device, said as far as it is known.
+
+    Raises:
+        LocalizerError: it is more than they may take.
+    """
+    if not request.taps or python.torch.endswith("+cpu"):
+        return None
+    configs = [None if it is None else plan.configuration(Path(it.path)) for it in (model, draft)]
+    found = graphtaps.estimate(
+        configs[0] or {},
+        configs[1],
+        engine,
+        layers=request.layers,
+        sites=request.sites,
+        rows=request.graph_rows,
+    )
+    if found is None:
+        return None
+    limit = memory_limit(request)
+    mib = -(-found.bytes // (1 << 20))
+    if limit is not None and found.bytes > limit:
+        raise LocalizerError(
+            f"Taps inside full CUDA graphs of up to {found.rows} rows need about {mib} MiB on the device, "
+            f"more than --graph-memory {request.graph_memory}; tap fewer --layers or --sites, or lower "
+            "--graph-rows."
+        )
+    say(f"taps inside full CUDA graphs of up to {found.rows} rows will need about {mib} MiB on the device")
+    return found
 
 
 def token_bytes(vocabulary: int, logprobs: int | None) -> int:

@@ -171,6 +171,8 @@ class _Session:
             level=self._opening.observer.level,
             payload=self._opening.observer.payload,
             row_digest=self._opening.observer.row_digest,
+            graph_rows=self._opening.observer.graph_rows,
+            graph_memory=self._opening.observer.graph_memory,
             sites=list(self._opening.observer.sites),
             weights=self._opening.observer.weights,
             kv_contents=self._opening.observer.kv_contents,

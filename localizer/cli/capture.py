@@ -122,6 +122,17 @@ class Count(click.IntRange):
     help="Where rows are hashed: on the host, or those without payload on the GPU (not yet run on one).",
 )
 @click.option(
+    "--graph-rows",
+    type=Count(),
+    help="Tap full CUDA graphs of up to so many rows; rows of larger ones are missing.  [default: all]",
+)
+@click.option(
+    "--graph-memory",
+    type=Count(),
+    metavar="MIB",
+    help="MiB that taps inside full CUDA graphs may take; more is refused.  [default: what is free]",
+)
+@click.option(
     "--probe",
     "probes",
     multiple=True,

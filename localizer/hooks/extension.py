@@ -65,7 +65,7 @@ def _install(worker: Any) -> None:
     recorder = Recorder(sink)
     if isinstance(sink, DeviceSink):
         sink.hashes = recorder.unkept(spec.payload)
-    graphs = None if device.type == "cpu" else _graphs(recorder, device)
+    graphs = None if device.type == "cpu" else _graphs(recorder, device, spec)
     # before the taps, which keep what they wrap
     tallies, placed = probes.install(spec.probes, lambda: recorder.in_step)
     setattr(worker, _PROBES, tallies)
@@ -96,7 +96,7 @@ def _device_sink(ring: Sink, device: torch.device, spec: RunSpec) -> DeviceSink:
     return DeviceSink(ring, CudaTransport(device), hashing=hashing)
 
 
-def _graphs(recorder: Recorder, device: torch.device) -> Graphs:
+def _graphs(recorder: Recorder, device: torch.device, spec: RunSpec) -> Graphs:
     """The taps inside of CUDA graphs."""
 
     def report(sentence: str) -> None:
@@ -108,6 +108,8 @@ def _graphs(recorder: Recorder, device: torch.device) -> Graphs:
         recorder.knows,
         report,
         lambda: torch.cuda.mem_get_info(device)[0],
+        spec.graph_rows,
+        spec.graph_memory,
     )
 
 

@@ -25,8 +25,8 @@ class Recorder:
         ending: called when the run is over, before nothing follows any more.
         checks: called when the run is over; each returns what is wrong with the capture, or None.
         dummies, rounds: how many dummy forwards and rounds there were.
-        rows_in_graph, rows_at_host: rows of the target by what recorded their layers: taps inside a full
-            CUDA graph, or taps that Python reached.
+        rows_in_graph, rows_at_host, rows_not_tapped: rows of the target by what recorded their layers: taps
+            inside a full CUDA graph; taps that Python reached; nothing, for their graph is not tapped.
         errors: why recording ended, and what is wrong with the capture.
         guarded: makes an action safe: its faults are noted and end the recording.
     """
@@ -46,8 +46,8 @@ class Recorder:
         self._steps = 0
         self.dummies = 0
         self.rounds = 0
-        self.rows_in_graph = self.rows_at_host = 0
-        self._inside = False
+        self.rows_in_graph = self.rows_at_host = self.rows_not_tapped = 0
+        self._inside: bool | None = None
         self.batch = self.draft_batch = 0
         self.ending: list[Callable[[], None]] = []
         self.checks: list[Callable[[], str | None]] = []
@@ -134,7 +134,7 @@ class Recorder:
     def schedule(self, scheduler_output: Any) -> None:
         """A real engine step begins; it is recorded if it has scheduled tokens."""
         self._scheduled = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
-        self._open = self._inside = False
+        self._open, self._inside = False, None
         self._draft_rows, self._proposed = 0, None
 
     def forward_begins(
@@ -171,9 +171,9 @@ class Recorder:
         self.dummies += 1
         self.channel.count(dummy=1)
 
-    def in_graph(self) -> None:
-        """The step's layers were recorded by taps inside a full graph."""
-        self._inside = True
+    def in_graph(self, tapped: bool) -> None:
+        """The step's layers were in a full graph, whose taps recorded them if it is tapped."""
+        self._inside = tapped
 
     def rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record the real rows of a tensor [padded rows, ...]."""
@@ -262,14 +262,17 @@ class Recorder:
         self.channel.flush()
         if self._inside:
             self.rows_in_graph += self._rows
-        else:
+        elif self._inside is None:
             self.rows_at_host += self._rows
+        else:
+            self.rows_not_tapped += self._rows
         self._open = False
         return True
 
     def counts(self) -> dict[str, int]:
         """Rows of the target by what recorded their layers, as the manifest counts them."""
-        return {"rows_at_host": self.rows_at_host, "rows_in_graph": self.rows_in_graph}
+        missed = {"rows_not_tapped": self.rows_not_tapped} if self.rows_not_tapped else {}
+        return {"rows_at_host": self.rows_at_host, "rows_in_graph": self.rows_in_graph, **missed}
 
     def round(self, names: dict[str, str]) -> None:
         """A round begins; `names` maps vLLM's internal request ids to ours."""

@@ -102,8 +102,7 @@ def _prepare(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs) -> None
     @recorder.guarded
     def replayed(desc: Any) -> None:
         if recorder.recording and recorder.in_forward:
-            graphs.target.serve(recorder.requests, recorder.channel)
-            recorder.in_graph()
+            recorder.in_graph(graphs.target.serve(desc.num_tokens, recorder.requests, recorder.channel))
 
     @recorder.guarded
     def prepare() -> None:

@@ -241,8 +241,20 @@ class Workload(Record, frozen=True, kw_only=True):
         check_settings(self.engine)
 
 
+class GraphTaps(Record, frozen=True, kw_only=True):
+    """Buffers on the device for taps inside full CUDA graphs: for graphs of so many rows; bytes of all."""
+
+    rows: Count
+    bytes: Count
+
+
 class Observer(Record, frozen=True, kw_only=True):
-    """What was recorded, and everything the observer changes in a run."""
+    """What was recorded, and everything the observer changes in a run.
+
+    Attributes:
+        graph_rows, graph_memory: limits of taps inside full graphs, rows and bytes; None without one.
+        graph_taps: what they were expected to need; None where there are none, or that was not known.
+    """
 
     taps: bool
     layers: str
@@ -255,6 +267,9 @@ class Observer(Record, frozen=True, kw_only=True):
     weights: bool = True
     kv_contents: bool = False
     row_digest: str = "host"
+    graph_rows: Count | None = None
+    graph_memory: Count | None = None
+    graph_taps: GraphTaps | None = None
     probes: Annotated[tuple[str, ...], Few] = ()
 
 

@@ -83,6 +83,8 @@ class RunSpec:
         level: one of `LEVELS`.
         payload: whose rows are kept, see `kept_sites`.
         row_digest: one of `ROW_DIGESTS`.
+        graph_rows: full CUDA graphs of more rows are not tapped; None taps all.
+        graph_memory: bytes that the taps inside full graphs may take at most; None for what is left.
         weights: whether the loaded weights are hashed when the run is over.
         kv_contents: whether the keys and values of each step's requests are hashed after the step.
         probes: functions whose calls are counted, as `localizer.wire.probe` reads them.
@@ -103,6 +105,8 @@ class RunSpec:
     level: str = BOUNDARY
     payload: str = "first"
     row_digest: str = HOST
+    graph_rows: int | None = None
+    graph_memory: int | None = None
     weights: bool = True
     kv_contents: bool = False
     probes: list[str] = field(default_factory=list)
