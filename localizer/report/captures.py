@@ -62,6 +62,12 @@ def left(manifest: Manifest) -> list[str]:
     names = [f"{clean(name)} ({clean(state)})" for name, state in manifest.left_shared_memory.items()]
     if names:
         said.append(f"the run left shared memory: {_some(names, 'file')}")
+    said += [
+        f"on GPU {clean(gpu.uuid)} {gpu.left >> 20:,} MiB more are in use than before the run: "
+        "left by it, or taken by another program"
+        for gpu in manifest.gpu_memory
+        if gpu.left
+    ]
     return said
 
 

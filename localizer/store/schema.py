@@ -82,6 +82,9 @@ MAX_DEPTH, MAX_FLAT = 20, 16 << 20
 MAX_POSITION = (1 << 24) - 1
 """The last position of a row."""
 
+GPU_SLACK = 64 << 20
+"""So many bytes more in use on a GPU than before a run are not told: the driver's own use varies."""
+
 MAX_NAME = 500
 """Longest name of a site."""
 
@@ -407,11 +410,33 @@ class Processor(Record, frozen=True, kw_only=True):
 
 
 class Gpu(Record, frozen=True, kw_only=True):
-    """A GPU that a worker used, with the version of its driver."""
+    """A GPU that a worker used.
+
+    Attributes:
+        driver: version of its driver.
+        cuda: version of CUDA that torch was built for.
+        capability: compute capability, such as `9.0`.
+    """
 
     name: str
     uuid: str
     driver: str
+    cuda: str = ""
+    capability: str = ""
+
+
+class GpuMemory(Record, frozen=True, kw_only=True):
+    """Bytes in use on a GPU of the machine, by whatever program, before a run and after it."""
+
+    uuid: str
+    before: Count
+    after: Count
+
+    @property
+    def left(self) -> int:
+        """Bytes more than before; 0 where that is too little to be told."""
+        more = self.after - self.before
+        return more if more > GPU_SLACK else 0
 
 
 class Checkout(Record, frozen=True, kw_only=True):
@@ -454,6 +479,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         durations: seconds by phase, and for each process how long it lived.
         round_seconds: of each round that ended, from its first step to its last output.
         left_shared_memory: what the run left in /dev/shm, by name: that it was removed, or why not.
+        gpu_memory: what was in use on each GPU of the machine before the run and after it.
         weights, compiled, identity: what was loaded, compiled and run; None where it was not recorded.
         config: the whole resolved configuration, by section.
         kv_contents: by tapped layer which layout of its KV cache was read, or why none was.
@@ -482,6 +508,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     config: dict[str, Any] = {}
     kv_contents: TextTable = {}
     left_shared_memory: TextTable = {}
+    gpu_memory: Annotated[list[GpuMemory], Few] = []
     round_seconds: Annotated[list[float], Few] = []
     probes: Annotated[list[Probe], Few] = []
     intervention: Course | None = None
