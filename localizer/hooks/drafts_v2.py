@@ -66,6 +66,7 @@ def follow(recorder: Recorder, undo: ExitStack, runner: Any, graphs: Graphs | No
     @recorder.guarded
     def replayed(rows: int) -> None:
         if recorder.drafting and graphs is not None:
+            recorder.replays["draft"] += 1
             graphs.draft.serve(rows, len(under_way.requests), recorder.channel)
 
     def step(name: str, first: bool) -> None:

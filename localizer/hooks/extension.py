@@ -39,7 +39,6 @@ from localizer.hooks.phases import ChangesWorker
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.runner_v1 import raw_model
 from localizer.hooks.sink import Channel, Sink
-from localizer.wire import unsupported
 from localizer.wire.ring import Ring
 from localizer.wire.spec import DEVICE, SPEC_VARIABLE, RunSpec
 
@@ -56,8 +55,6 @@ def _install(worker: Any) -> None:
     layout.check(worker)
     spec = RunSpec.read(os.environ[SPEC_VARIABLE])
     runner = worker.model_runner
-    if spec.kv_contents and layout.runner_kind(runner) == layout.V2:
-        raise layout.CannotTap(unsupported.KV_CONTENTS_V2)
     end_with(spec.parent_pid)
     ring = Sink(Ring(spec.ring), spec.writer_pid)
     device = torch.device(getattr(runner, "device", "cpu"))
@@ -188,7 +185,7 @@ class LocalizerExtension(ChangesWorker):
             "loaded": tell("names of the loaded files", loaded.loaded_facts),
             "hardware": tell("facts of the hardware", loaded.hardware_facts),
             "dummies": recorder.dummies,
-            "counts": dict(getattr(self, _COUNTS)[0].found),
+            "counts": getattr(self, _COUNTS)[0].totals(),
             "probes": [tally.record() for tally in tallies],
             "taps": recorder.counts() | (graphs.counts() if graphs is not None else {}),
             "errors": recorder.errors,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ class Recorder:
         dummies, rounds: how many dummy forwards and rounds there were.
         rows_in_graph, rows_at_host, rows_not_tapped: rows of the target by what recorded their layers: taps
             inside a full CUDA graph; taps that Python reached; nothing, for their graph is not tapped.
+        replays: full graphs of the "target" and of the "draft" that were replayed where no forward context
+            tells of it, as by Model Runner V2.
         errors: why recording ended, and what is wrong with the capture.
         guarded: makes an action safe: its faults are noted and end the recording.
     """
@@ -48,6 +51,7 @@ class Recorder:
         self.rounds = 0
         self.rows_in_graph = self.rows_at_host = self.rows_not_tapped = 0
         self._inside: bool | None = None
+        self.replays: Counter[str] = Counter()
         self.batch = self.draft_batch = 0
         self.ending: list[Callable[[], None]] = []
         self.checks: list[Callable[[], str | None]] = []

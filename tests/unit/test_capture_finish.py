@@ -114,7 +114,7 @@ def test_what_the_writer_wrote_must_be_there(tmp_path: Path, monkeypatch: pytest
 def test_memory_that_is_left_on_a_gpu_is_told(tmp_path: Path) -> None:
     folder = write(tmp_path, Plan(manifest=False))
     memory = [GpuMemory(uuid="a", before=1 << 20, after=3 << 30), GpuMemory(uuid="b", before=9, after=8)]
-    finalise(folder, Heard(gpu_memory=memory), 0, 1.0)
+    finalise(folder, Heard(gpu_memory=memory, done={"errors": ["it ended early"]}), 0, 1.0)
     manifest = Capture(folder).manifest
     assert manifest is not None
     assert manifest.gpu_memory == memory
