@@ -6,9 +6,9 @@ Arms are captures by the command line, one process each, alternated; weights are
 A round's milliseconds a step are its seconds, first step to last output, over its new tokens; rounds of each
 batch size give p10, p50 and p90. `plain` has no taps; `digests` taps all sites of all layers, logits too, and
 keeps digests, `digests-device` has them from the GPU; `query-output` those of all layers, as digests, or
-`-kept` as rows. Without a tap, `eager` and `piecewise` are what forcing these modes in order to observe would cost,
-`full-alone` and `breakable` (graphs that Python can break) what other modes do. The first round of each size
-in a process is left out.
+`-kept` as rows. Without a tap, `eager` and `piecewise` are what forcing these modes in order to observe would
+cost, `full-alone` and `breakable` (graphs that Python can break) what other modes do. The first round of each
+size in a process is left out.
 
 The fault is one line in one layer of the small model, in an overlay, under full graphs: the diff has to
 name it.

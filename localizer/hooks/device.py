@@ -91,6 +91,13 @@ class Hashing(Protocol):
     def __call__(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
         """Write the digests of rows [rows, ...] to uint8 [rows, 16]."""
 
+    def check(self) -> None:
+        """Make sure that they are right.
+
+        Raises:
+            CannotTap: they are not.
+        """
+
 
 @dataclass
 class _Sent:
@@ -285,10 +292,16 @@ class DeviceSink:
         self._sink.count(**counters)
 
     def warm(self) -> None:
-        """Allocate the buffers, which is due when the engine has measured how much memory it may use."""
+        """Allocate the buffers, which is due when the engine has measured how much memory it may use.
+
+        Raises:
+            CannotTap: rows are not hashed here as they should be.
+        """
         self._sink.warm()
         if not self._device:
             self._allocate()
+        if self._hashing is not None:
+            self._hashing.check()
 
     def close(self) -> None:
         """Say that nothing follows, when everything has arrived.

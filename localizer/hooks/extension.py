@@ -86,10 +86,7 @@ def _install(worker: Any) -> None:
 
 def _device_sink(ring: Sink, device: torch.device, spec: RunSpec) -> DeviceSink:
     """The sink for rows on a device, which hashes them there if that is asked for."""
-    hashing = None
-    if spec.row_digest == DEVICE:
-        hashing = rowdigest.RowDigests(device)
-        hashing.check()
+    hashing = rowdigest.RowDigests(device) if spec.row_digest == DEVICE else None
     return DeviceSink(ring, CudaTransport(device), hashing=hashing)
 
 

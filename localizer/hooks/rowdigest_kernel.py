@@ -37,8 +37,11 @@ def _hash(table, unit: tl.constexpr, block: tl.constexpr):  # type: ignore[no-un
     """One program hashes row `program_id(0)` of tensor `program_id(1)`, loading unit bytes at a time."""
     row = tl.program_id(0).to(tl.int64)
     entry = table + tl.program_id(1) * 5
-    source, pitch, size = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
-    count, target = tl.load(entry + 3), tl.load(entry + 4)
+    source = tl.load(entry)
+    pitch = tl.load(entry + 1)
+    size = tl.load(entry + 2)
+    count = tl.load(entry + 3)
+    target = tl.load(entry + 4)
     if row < count:
         base = source + row * pitch
         if unit == 8:

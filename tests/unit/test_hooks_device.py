@@ -21,7 +21,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from localizer.hooks.device import DeviceSink  # noqa: E402 - needs torch
+from localizer.hooks.guard import Guard  # noqa: E402
 from localizer.hooks.later import Later  # noqa: E402
+from localizer.hooks.layout import CannotTap  # noqa: E402
 from localizer.hooks.sink import Sink  # noqa: E402
 from localizer.wire import ring as rings  # noqa: E402
 from localizer.wire import rowsum  # noqa: E402
@@ -76,6 +78,12 @@ class Arrival:
 
 class DoubledHashing:
     """Stands in for the kernel: the reference, on the host."""
+
+    wrong = False
+
+    def check(self) -> None:
+        if self.wrong:
+            raise CannotTap("it is wrong")
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -188,6 +196,21 @@ def test_of_rows_that_are_hashed_only_digests_are_sent() -> None:
         (2, "float32", [4000], rowsum.ROWSUM),
     ]
     assert rows == [(0, 0, 5, expected[0]), (1, 0, 5, plain), (2, 0, 3, expected[1])]
+    line.ring.unmap()
+
+
+def test_a_device_that_hashes_wrongly_is_refused_before_the_first_step() -> None:
+    """Not when the model is loaded: what the check allocates would be missing where vLLM sizes its cache."""
+    hashing = DoubledHashing()
+    line = Line(hashing=hashing)
+    hashing.wrong = True
+    errors: list[str] = []
+    with pytest.raises(CannotTap, match="it is wrong"):
+        Guard("the observer stopped recording", errors)(line.sink.warm)()
+    assert errors == []
+    hashing.wrong = False
+    line.sink.warm()
+    line.sink.close()
     line.ring.unmap()
 
 
