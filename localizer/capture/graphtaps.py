@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from localizer.errors import LocalizerError
 from localizer.store.schema import GraphTaps
 from localizer.wire.spec import DRAFT, HIDDEN, LOGITS, SITE_KINDS, parse_indices
 
@@ -60,6 +61,28 @@ def estimate(
         ends += _wanted(DRAFT + LOGITS, sites) * vocabulary
         taken += of_draft * count + ends * requests
     return GraphTaps(rows=count, bytes=taken * size) if taken else None
+
+
+def sentence(taps: GraphTaps) -> str:
+    """What is said before the engine starts."""
+    return f"taps inside full CUDA graphs of up to {taps.rows} rows will need {_mib(taps)} on the device"
+
+
+def check(taps: GraphTaps, limit: int | None) -> None:
+    """Check that the buffers are no more than `limit` MiB; None is no limit.
+
+    Raises:
+        LocalizerError: they are.
+    """
+    if limit is not None and taps.bytes > limit << 20:
+        raise LocalizerError(
+            f"Taps inside full CUDA graphs of up to {taps.rows} rows need {_mib(taps)} on the device, more "
+            f"than --graph-memory {limit}; tap fewer --layers or --sites, or lower --graph-rows."
+        )
+
+
+def _mib(taps: GraphTaps) -> str:
+    return f"about {-(-taps.bytes // (1 << 20))} MiB"
 
 
 def greatest_graph(engine: Mapping[str, Any]) -> int:

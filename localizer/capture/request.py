@@ -290,7 +290,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             kv_contents=request.kv_contents and request.taps,
             row_digest=request.row_digest if request.taps else HOST,
             graph_rows=request.graph_rows if request.taps else None,
-            graph_memory=memory_limit(request) if request.taps else None,
+            graph_memory=request.graph_memory << 20 if request.graph_memory and request.taps else None,
             graph_taps=taps,
             probes=tuple(request.probes),
         ),
@@ -328,11 +328,6 @@ def check_row_digest(request: CaptureRequest, python: interpreter.Interpreter) -
         raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
 
 
-def memory_limit(request: CaptureRequest) -> int | None:
-    """Bytes that taps inside full graphs may take."""
-    return None if request.graph_memory is None else request.graph_memory << 20
-
-
 def graph_taps(
     request: CaptureRequest,
     model: models.ResolvedModel,
@@ -348,26 +343,17 @@ def graph_taps(
     """
     if not request.taps or python.torch.endswith("+cpu"):
         return None
-    configs = [None if it is None else plan.configuration(Path(it.path)) for it in (model, draft)]
     found = graphtaps.estimate(
-        configs[0] or {},
-        configs[1],
+        plan.configuration(Path(model.path)),
+        None if draft is None else plan.configuration(Path(draft.path)),
         engine,
         layers=request.layers,
         sites=request.sites,
         rows=request.graph_rows,
     )
-    if found is None:
-        return None
-    limit = memory_limit(request)
-    mib = -(-found.bytes // (1 << 20))
-    if limit is not None and found.bytes > limit:
-        raise LocalizerError(
-            f"Taps inside full CUDA graphs of up to {found.rows} rows need about {mib} MiB on the device, "
-            f"more than --graph-memory {request.graph_memory}; tap fewer --layers or --sites, or lower "
-            "--graph-rows."
-        )
-    say(f"taps inside full CUDA graphs of up to {found.rows} rows will need about {mib} MiB on the device")
+    if found is not None:
+        graphtaps.check(found, request.graph_memory)
+        say(graphtaps.sentence(found))
     return found
 
 
