@@ -122,7 +122,9 @@ class Group:
         Returns whether it is tapped.
         """
         if self.beyond(rows):
-            self.cannot(f"a full graph of {rows} rows was replayed, only those of up to {self._cap} are tapped")
+            self.cannot(
+                f"a full graph of {rows} rows was replayed, only those of up to {self._cap} are tapped"
+            )
             return False
         with channel.together():
             for tap in self._taps:
