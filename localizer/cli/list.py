@@ -15,6 +15,7 @@ from localizer.report.captures import history
 def command(root: Path) -> None:
     """List the captures.
 
-    One line a capture, oldest first: name, when, source, workload, state.
+    One line a capture, oldest first: name, when, source, workload, state; then one line a run of localize
+    run: when, its finished captures, its verdict.
     """
     click.echo(history(root))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -11,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localizer.cli.options import captures_root, output_format
+from localizer.cli.options import captures_root, result_format
 from localizer.workload.plan import parse_pairs
 
 if TYPE_CHECKING:
     from localizer.cli.progress import ConsoleProgress
     from localizer.diff.result import Difference
+    from localizer.diff.runs import RunResult
     from localizer.store.reader import Capture
-
-SKIP = 125
-"""What `git bisect run` takes for: this commit cannot be tested."""
 
 
 @click.command("run")
@@ -38,8 +37,13 @@ SKIP = 125
 @click.option("--witness-tries", type=int, help="As run.witness_tries.")
 @click.option("--compile-cache", type=click.Choice(["own", "shared"]), help="As run.compile_cache.")
 @click.option("--fresh", is_flag=True, help="Begin anew where an interrupted run could be resumed.")
-@click.option("--bisect", is_flag=True, help="End with 125 where the answer is neither yes nor no.")
-@output_format
+@click.option(
+    "--bisect",
+    is_flag=True,
+    help="End with 1 only where the difference is shown to be the candidate's, with 0 only where nothing "
+    "differs and both sources repeat themselves, else with 125.",
+)
+@result_format
 @captures_root
 @click.pass_context
 def command(
@@ -59,10 +63,17 @@ def command(
     """Run candidate and parent, with controls and a witness pass, and name the first difference.
 
     FILE is localize.toml unless said; localize init writes one. Every capture is a process of its own and
-    is kept; an interrupted run resumes when the same command is given again. Exit codes: 0 identical,
-    1 diverged, 2 an error, 3 inconclusive; with --bisect 125 instead of 2 and 3.
+    is kept; an interrupted run resumes when the same command is given again, a finished one begins anew.
+    Exit codes: 0 identical, 1 diverged, 2 an error, 3 inconclusive.
+
+    With --bisect, for git bisect run: 1 where the difference is attributed to the candidate alone (or no
+    controls were asked for, with controls = 0), 0 where nothing differs and neither source was seen to
+    differ from itself, 125 for anything else, an error included.
     """
+    from localizer.diff.bisect import SKIP, judge
+    from localizer.diff.verdict import EXIT_CODES
     from localizer.errors import Interrupted, LocalizerError
+    from localizer.report.run import skipped
 
     options = (
         ("workload.model", model),
@@ -74,7 +85,10 @@ def command(
     try:
         given = list(parse_pairs(overrides, "--set", values=True).items())
         given += [(key, value) for key, value in options if value is not None]
-        status = carry_out(file, given, root, style, fresh)
+        result = carry_out(file, given, root, style, fresh)
+        status = judge(result) if bisect else EXIT_CODES[result.verdict]
+        if status == SKIP:
+            click.echo(f"localize: {skipped(result)}", err=True)
     except Interrupted as error:
         raise Interrupted(f"{error} The same command resumes the run.") from None
     except Exception as error:
@@ -86,34 +100,42 @@ def command(
         for line in what.split("\n"):
             click.echo(f"localize: {clean(line, 4000)}", err=True)
         status = SKIP
-    context.exit(SKIP if bisect and status not in (0, 1) else status)
+    context.exit(status)
 
 
-def carry_out(file: Path, overrides: Sequence[tuple[str, Any]], root: Path, style: str, fresh: bool) -> int:
-    """Do the run, print and keep its report; the exit code."""
+def carry_out(
+    file: Path, overrides: Sequence[tuple[str, Any]], root: Path, style: str, fresh: bool
+) -> RunResult:
+    """Do the run, print and keep its report."""
     from localizer.capture.session import capture
-    from localizer.diff.verdict import EXIT_CODES
+    from localizer.errors import CaptureFailed
     from localizer.report import run as report
     from localizer.run.config import load
     from localizer.run.pipeline import Pipeline
 
     config = load(file, overrides)
     watcher = Console()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(watcher.close)
         pipeline = Pipeline(config, root, file.absolute().parent, watcher, capture, fresh)
-        result = pipeline.run()
-    finally:
+        record = stack.enter_context(pipeline.record)
+        try:
+            result = pipeline.run()
+        except CaptureFailed as error:
+            raise CaptureFailed(
+                f"{error}\nWhat was captured before is kept: the same command resumes."
+            ) from None
         watcher.close()
-    kept = {form: io.StringIO() for form in ("text", "json")}
-    for form, stream in kept.items():
-        report.render(form, result, stream)
-    pipeline.record.finish(kept["json"].getvalue(), kept["text"].getvalue())
-    watcher.tell(f"The report is kept in {pipeline.record.folder}.")
+        kept = {form: io.StringIO() for form in ("text", "json")}
+        for form, stream in kept.items():
+            report.render(form, result, stream)
+        record.finish(kept["json"].getvalue(), kept["text"].getvalue())
+    watcher.tell(f"The report is kept in {record.folder}.")
     if style == "json":
         sys.stdout.write(kept["json"].getvalue())
     else:  # once more: a terminal has colours
         report.render(style, result, sys.stdout)
-    return EXIT_CODES[result.verdict]
+    return result
 
 
 class Console:

@@ -154,14 +154,12 @@ def _different(control: Capture, parent: Capture) -> Iterator[tuple[str, Any, An
     if len({it.algorithm for it in loaded}) == 1 and len({it.digest for it in loaded}) == 2:
         yield "loaded weights", loaded[0].digest, loaded[1].digest
     if one.identity is not None and other.identity is not None:
-        ran, should = _ran(one.identity), _ran(other.identity)
-        yield from (
-            (name, ran[name], should[name]) for name in ran if ran[name] != should.get(name, ran[name])
-        )
+        here, there = ran(one.identity), ran(other.identity)
+        yield from ((name, it, there[name]) for name, it in here.items() if it != there.get(name, it))
 
 
-def _ran(identity: Identity) -> dict[str, Any]:
-    """What a control must share of what really ran, by name; a name that only one side has does not matter.
+def ran(identity: Identity) -> dict[str, Any]:
+    """What runs of a source share of what really ran, by name; one that only one run has does not matter.
 
     Which files a process loads may depend on the state of its caches, so the digest over all Python files is
     compared only between as many.

@@ -8,8 +8,10 @@ import msgspec
 
 from localizer.diff.attribution import NO_CONTROL as NO_CONTROL
 from localizer.diff.attribution import Controls
+from localizer.diff.cells import Cells, Returned
 from localizer.diff.plan import Plan
 from localizer.diff.record import Both, Record
+from localizer.diff.record import Value as Value
 from localizer.store.schema import Native
 
 SCHEMA = 1
@@ -141,13 +143,6 @@ class FedBy(Record, frozen=True, kw_only=True):
     equal: int
     differ: int
     not_compared: int
-
-
-class Value(Record, frozen=True, kw_only=True):
-    """One element: its bytes, most significant first, and its decimal value."""
-
-    hex: str
-    decimal: str
 
 
 class TopTwo(Record, frozen=True, kw_only=True):
@@ -554,3 +549,5 @@ class Result(Record, frozen=True, kw_only=True):
     sites: list[SiteResult]
     coverage: Coverage
     plan: Plan | None = None
+    cells: Cells | None = None
+    returned: Returned | None = None

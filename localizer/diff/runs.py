@@ -15,8 +15,12 @@ SAME, OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS, UNFINISHED = (
     "rows",
     "incomplete",
 )
+DIFFERS = frozenset({SAME, OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS, UNFINISHED})
 """What two runs that should be equal differ in; of runs that are not complete nothing is said."""
 
+
+OWN_BLOCKS = "num_kv_blocks before it was set"
+"""The setting by which sources differ that had other numbers of KV blocks before all were given one."""
 
 LOGITS, LOGPROBS = "logits", "logprobs"
 """What a margin was taken from."""
@@ -36,6 +40,7 @@ class Repetition(Record, frozen=True, kw_only=True):
             log probabilities were compared, and differ; None where neither run was asked for any.
         first_logprob: the first of them.
         pairs_compared, pairs_differ: row x site pairs, where both have taps.
+        proposals_differ: paired draft rows from which other tokens were proposed; likewise.
     """
 
     source: str
@@ -52,11 +57,17 @@ class Repetition(Record, frozen=True, kw_only=True):
     first_logprob: TokenFirst | None
     pairs_compared: int | None
     pairs_differ: int | None
+    proposals_differ: int | None
 
     @property
     def different(self) -> bool:
         """Whether the two are seen to differ."""
         return self.differs in (OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS)
+
+    @property
+    def returned_otherwise(self) -> bool:
+        """Whether they differ in what vLLM returned."""
+        return self.differs in (OTHER_TOKENS, OTHER_LOGPROBS)
 
 
 class RoundParity(Record, frozen=True, kw_only=True):
@@ -123,6 +134,7 @@ class Reproduction(Record, frozen=True, kw_only=True):
         compared, differ: row x site pairs, by digest.
         missing: pairs that the first pass holds and it does not.
         tokens_equal: whether the requests' tokens up to there are the first pass's.
+        state: of the capture, "complete" or "incomplete".
         first_site, first_request, first_position: of the first pair that differs.
     """
 
@@ -133,6 +145,7 @@ class Reproduction(Record, frozen=True, kw_only=True):
     differ: int
     missing: int
     tokens_equal: bool
+    state: str
     first_site: str | None
     first_request: str | None
     first_position: int | None
@@ -173,14 +186,29 @@ class Witness(Record, frozen=True, kw_only=True):
         """Whether a try reproduced the first pass."""
         return bool(self.tries) and self.tries[-1].reproduced
 
+    @property
+    def finished(self) -> bool:
+        """Whether both captures of a try finished, so that it says something if it did not reproduce."""
+        sides = ((item.candidate, item.parent) for item in self.tries)
+        return any(side.state == other.state == "complete" for side, other in sides)
+
 
 class RunStep(Record, frozen=True, kw_only=True):
-    """One capture of the run: what it was for, its label, seconds, and whether an earlier try made it."""
+    """One capture of the run.
+
+    Attributes:
+        step: what it was for.
+        capture: its label.
+        seconds: that it took.
+        resumed: whether an earlier try of this run made it.
+        state: "complete" or "incomplete"; one that is incomplete is made anew when the run resumes.
+    """
 
     step: str
     capture: str
     seconds: float
     resumed: bool = False
+    state: str = "complete"
 
 
 class CompiledCode(Record, frozen=True, kw_only=True):
@@ -198,23 +226,23 @@ class Probed(Record, frozen=True, kw_only=True):
     probe: Probe
 
 
-class RunResult(Record, frozen=True, kw_only=True):
-    """What `localize run` found.
+class RunFacts(Record, frozen=True, kw_only=True):
+    """What the captures of a run say of each other, beside its diff.
 
     Attributes:
-        verdict, attribution, reasons: as of a diff; the order of reasons is that of their weight.
+        verdict, attribution, reasons: as of a diff; the order of reasons is that of their weight. The
+            attribution is that of the first pass, whose places the controls recorded.
         parity: strict token parity, of runs without taps where there are any.
         untapped: runs of a source without taps, each with its first: is it reproducible?
-        observer: of each source that is, the run with taps with the first one without: is that neutral?
+        observer: of each source whose runs return the same, the one with taps with the first without: are
+            taps neutral?
         repeats: further runs with taps, each with the first of its source.
-        kv_blocks: KV cache blocks by capture; `pinned` is to what they were set, if they had differed.
+        kv_blocks: KV cache blocks by capture; `pinned` is to what they were set, if they had differed, and
+            `kv_blocks_before` what they were before, by capture.
         compile_cache: "own", "shared" (controls then attribute nothing), or "none" in eager mode.
         compiled: digests of generated code, candidate and controls each against the parent.
         probes: of the first runs with taps.
         witness: None where there is nothing to witness, or none was asked for.
-        first: of `diff`.
-        diff: candidate against parent: of the witness pass where that reproduced, else of the first pass.
-        first_pass: of the first pass.
         steps: the captures of the run, in order.
     """
 
@@ -228,13 +256,26 @@ class RunResult(Record, frozen=True, kw_only=True):
     observer: list[Repetition]
     repeats: list[Repetition]
     kv_blocks: dict[str, int | None]
+    kv_blocks_before: dict[str, int | None]
     pinned: int | None
     compile_cache: str
     compiled: list[CompiledCode]
     probes: list[Probed]
     witness: Witness | None
+    steps: list[RunStep]
+
+
+class RunResult(RunFacts, frozen=True, kw_only=True):
+    """What `localize run` found.
+
+    Attributes:
+        first: of `diff`.
+        differences: known before anything ran; and the KV blocks, where they were set.
+        diff: candidate against parent: of the witness pass where that reproduced, else of the first pass.
+        first_pass: of the first pass.
+    """
+
     first: Finding | None
     differences: list[Difference]
     diff: Result
     first_pass: Result
-    steps: list[RunStep]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localizer.diff import runs
 from localizer.diff.result import (
     CANDIDATE,
     DIVERGED,
@@ -36,11 +35,17 @@ SOURCE_UNSTEADY, NOT_NEUTRAL, NOT_REPRODUCED, OUTPUTS_DIFFER = (
     "witness-not-reproduced",
     "outputs-differ",
 )
+RUN_UNFINISHED, WITNESS_UNFINISHED, NOT_PINNED = (
+    "run-unfinished",
+    "witness-unfinished",
+    "kv-blocks-not-set",
+)
 
 REASONS = (
     *(DIFFERENT_MODEL, NO_COMMON_PREFIX, INCOMPLETE, MISSING, NO_ROWS, NOTHING_COMPARED),
     *(NOT_REPRODUCIBLE, NOTHING_REPEATS),
     *(SOURCE_UNSTEADY, NOT_NEUTRAL, NOT_REPRODUCED, OUTPUTS_DIFFER),
+    *(RUN_UNFINISHED, WITNESS_UNFINISHED, NOT_PINNED),
 )
 """Codes of reasons, as docs/result.md explains them."""
 
@@ -103,33 +108,48 @@ def untrusted(
     observer: Sequence[Repetition],
     repeats: Sequence[Repetition],
     witness: Witness | None,
+    *,
+    unpinned: Sequence[Reason] = (),
+    unfinished: Sequence[Reason] = (),
+    unfinished_again: Sequence[Reason] = (),
 ) -> tuple[str, list[Reason]]:
     """The verdict of a run, from that of its first pass and from what the runs say of each other.
 
-    An observer that is not neutral, and a witness that did not come again, make it inconclusive; the
-    differences stay listed. A source that is not reproducible is a reason beside the verdict. Nothing is
-    identical while tokens or log probabilities of the two sources differ, or a source with taps differs from
-    itself.
+    It is inconclusive, with the differences listed, where the observer is not neutral, a run without taps
+    did not finish, the witness did not come again, or the numbers of KV blocks could not be made equal. A
+    source that is not reproducible is a reason beside the verdict. Nothing is identical while tokens or log
+    probabilities of the two sources differ, or while a further run with taps differs or did not finish.
+
+    Args:
+        first_pass: verdict of the diff of the first pass.
+        reasons: of that diff.
+        parity: of runs without taps where there are any.
+        untapped: see `localizer.diff.runs.RunResult`, as of the next two.
+        observer: runs with taps against runs without.
+        repeats: further runs with taps.
+        witness: None where there was nothing to witness.
+        unpinned: runs that have other numbers of KV blocks than was set.
+        unfinished: runs without taps that did not finish.
+        unfinished_again: controls, and further runs of the candidate, that did not finish.
     """
     unsteady = [item.source for item in (*untapped, *repeats) if item.different]
     beside = [Reason(code=SOURCE_UNSTEADY, source=source) for source in dict.fromkeys(unsteady)]
-    unfinished = [item.source for item in (*untapped, *observer, *repeats) if item.differs == runs.UNFINISHED]
-    beside += [
-        Reason(code=INCOMPLETE, source=source, detail="a further run of it did not end as it should")
-        for source in dict.fromkeys(unfinished)
-    ]
+    beside += unfinished_again
     against = [
         Reason(code=NOT_NEUTRAL, source=item.source, count=sum(it.source == item.source for it in untapped))
         for item in observer
         if item.different
     ]
+    against += [*unfinished, *unpinned]
     if witness is not None and not witness.reproduced:
-        against.append(Reason(code=NOT_REPRODUCED, count=len(witness.tries)))
+        code = NOT_REPRODUCED if witness.finished else WITNESS_UNFINISHED
+        against.append(Reason(code=code, count=len(witness.tries)))
     if against:
         return INCONCLUSIVE, [*against, *reasons, *beside]
-    if first_pass == IDENTICAL and (parity.tokens.positions_differ or parity.logprobs_differ):
+    comparable = not any(reason.code in (DIFFERENT_MODEL, NO_COMMON_PREFIX) for reason in reasons)
+    if first_pass != DIVERGED and comparable and (parity.tokens.positions_differ or parity.logprobs_differ):
         return DIVERGED, [Reason(code=OUTPUTS_DIFFER), *reasons, *beside]
-    if first_pass == IDENTICAL and any(item.different for item in repeats):
+    if first_pass == IDENTICAL and (unfinished_again or any(item.different for item in repeats)):
         return INCONCLUSIVE, [*beside, *reasons]
     return first_pass, [*reasons, *beside]
 

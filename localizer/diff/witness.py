@@ -12,6 +12,7 @@ from localizer.diff.compare import compare
 from localizer.diff.result import Result
 from localizer.diff.runs import Reproduction, Way
 from localizer.store.reader import Capture
+from localizer.store.schema import KINDS
 
 TOKEN, SITE = "token", "site"
 
@@ -48,6 +49,7 @@ def reproduction(again: Capture, before: Capture, chosen: Sequence[Way]) -> Repr
         differ=int(found.differ_rows.sum()),
         missing=_missing(again, before, part),
         tokens_equal=all(_tokens(again, way) == _tokens(before, way) for way in chosen),
+        state="complete" if again.complete else "incomplete",
         first_site=site,
         first_request=request,
         first_position=position,
@@ -74,17 +76,29 @@ def _missing(again: Capture, before: Capture, part: Alignment) -> int:
     return int((theirs & ~ours).sum())
 
 
-def shows(found: Result, first_pass: Result) -> bool:
-    """Whether the diff of two witness captures has the first difference of the first pass."""
-    if first_pass.first is None:
+def shows(candidate: Capture, parent: Capture, found: Result, first_pass: Result) -> bool:
+    """Whether two witness captures differ where those of the first pass first did.
+
+    They may differ further up as well, at sites or rows that the first pass did not record.
+
+    Args:
+        candidate: its witness capture.
+        parent: likewise.
+        found: their diff.
+        first_pass: the diff of the first pass.
+    """
+    first = first_pass.first
+    if first is None:
         return found.tokens.first == first_pass.tokens.first
-    one, other = found.first, first_pass.first
-    return one is not None and (one.request, one.position, one.kind, one.site) == (
-        other.request,
-        other.position,
-        other.kind,
-        other.site,
-    )
+    alignment, columns = align(candidate, parent), candidate.table.columns
+    if first.site not in alignment.sites:
+        return False
+    here = columns["request"] == candidate.requests.index(first.request)
+    here &= (columns["position"] == first.position) & (columns["kind"] == KINDS.index(first.kind))
+    pairs = np.flatnonzero(here[alignment.candidate])
+    part = replace(alignment, candidate=alignment.candidate[pairs], parent=alignment.parent[pairs])
+    differ = compare(candidate, parent, part).differ
+    return bool(differ[np.arange(len(part))][:, alignment.sites.index(first.site)].any())
 
 
 def _first(

@@ -212,8 +212,9 @@ def _run(folder: Path) -> tuple[str, ...]:
     run = runs.read(folder)
     if run is None:
         return clean(f"{names.RUNS}/{folder.name}"), "", "", "damaged"
-    made = str(len(runs.RunFolder(folder.parent.parent, folder).done))
-    verdict = runs.verdict(folder) or "not finished"
+    made = str(len(runs.finished_captures(folder)))
+    parts = [runs.verdict(folder), None if runs.finished(folder) else "not finished"]
+    verdict = ", ".join(filter(None, parts))
     return clean(f"{names.RUNS}/{folder.name}"), clean(run.created), made, verdict
 
 

@@ -7,22 +7,27 @@ from typing import Any, TextIO
 
 import msgspec
 
-from localizer.diff.result import DIVERGED, TokenFirst
+from localizer.diff import verdict
+from localizer.diff.attribution import ALSO_IN_CONTROL
+from localizer.diff.result import DIVERGED, INCONCLUSIVE, Difference, TokenFirst
 from localizer.diff.runs import (
     LOGPROBS,
     OTHER_LOGPROBS,
     OTHER_ROWS,
     OTHER_TOKENS,
+    OWN_BLOCKS,
     SAME,
     UNFINISHED,
     Choice,
     Parity,
     Repetition,
     Reproduction,
+    RunFacts,
     RunResult,
+    RunStep,
 )
+from localizer.report import controls, markdown, text, wording
 from localizer.report import json as diff_json
-from localizer.report import text, wording
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.probes import probed
@@ -32,9 +37,11 @@ from localizer.report.scope import scope as diff_scope
 
 
 def render(style: str, result: RunResult, stream: TextIO) -> None:
-    """Write the report as "text" or "json"."""
+    """Write the report as "text", "json" or "markdown"."""
     if style == "json":
         diff_json.write(tree(result), stream)
+    elif style == "markdown":
+        markdown.write(document(result), stream)
     else:
         text.write(document(result), stream)
 
@@ -57,24 +64,49 @@ def document(result: RunResult) -> Iterator[Block]:
     """The report as blocks, top to bottom."""
     yield Line(headline(result), "verdict")
     yield from text.answer(result.diff)
-    yield from text.differing(result.diff.differences)
+    if result.attribution != result.diff.attribution:  # the witness saw what controls did not record
+        yield Line("At the first difference of the first pass:")
+        yield from controls.line(result.first_pass)
+    yield from text.differing([*_own_blocks(result), *result.diff.differences])
     yield from _parity(result.parity)
     yield Line("What the runs say of each other", "heading")
-    yield Bullets([*_steadiness(result), *_cache(result), *_compiled(result), *_probes(result)])
-    yield from _witness(result)
+    yield Bullets([*said(result), *_probes(result)])
+    yield from witnessed(result)
     yield from text.body(result.diff)
     yield Line("Captures of this run", "heading")
-    rows = [
-        [item.step, clean(item.capture), f"{item.seconds:.0f}", "made before" if item.resumed else ""]
-        for item in result.steps
-    ]
+    rows = [[item.step, clean(item.capture), f"{item.seconds:.0f}", _state(item)] for item in result.steps]
     yield Table(["for", "capture", "seconds", ""], rows, frozenset({2}))
     yield from text.limits(scope(result))
 
 
+def skipped(result: RunResult) -> str:
+    """Why a commit is neither good nor bad, for whoever reads along while git bisects."""
+    if result.verdict == DIVERGED:
+        why = (
+            "the parent differs from itself there too"
+            if result.attribution == ALSO_IN_CONTROL
+            else "no control shows whose the difference is"
+        )
+    elif result.verdict == INCONCLUSIVE:
+        why = "the answer is inconclusive"
+    else:
+        why = "nothing differs, but a source does not repeat itself"
+    return f"This commit is passed over (exit code 125): {why}."
+
+
+def _own_blocks(result: RunResult) -> list[Difference]:
+    """That the sources had other numbers of KV blocks by themselves, which those compared do not say."""
+    return [item for item in result.differences if item.setting == OWN_BLOCKS]
+
+
+def _state(step: RunStep) -> str:
+    made = "made before" if step.resumed else ""
+    return ", ".join(filter(None, [made, "" if step.state == "complete" else "did not finish"]))
+
+
 def headline(result: RunResult) -> str:
     """The verdict in one line."""
-    if result.verdict == result.diff.verdict:
+    if result.verdict == result.diff.verdict != INCONCLUSIVE:
         return wording.headline(result.diff)
     why = "; ".join(wording.reason(reason) for reason in result.reasons[:1]) or "see below"
     if result.diff.verdict == DIVERGED:
@@ -120,23 +152,41 @@ def _choice(choice: Choice) -> str:
     return f"chose {token}" + (f" of {wording.top(choice.top)}" if choice.top is not None else "")
 
 
-def _steadiness(result: RunResult) -> Iterator[str]:
+def said(result: RunFacts) -> Iterator[str]:
+    """What is to be done, and what the runs say of each other: repeats, observer, caches, compiled code."""
+    yield from _to_do(result)
+    yield from _steadiness(result)
+    yield from _cache(result)
+    yield from _compiled(result)
+
+
+def _to_do(result: RunFacts) -> Iterator[str]:
+    """Reasons after which something is to be done."""
+    codes = verdict.RUN_UNFINISHED, verdict.WITNESS_UNFINISHED, verdict.NOT_PINNED
+    yield from (wording.reason(item) for item in result.reasons if item.code in codes)
+
+
+def _steadiness(result: RunFacts) -> Iterator[str]:
     """Sentences on reproducibility, observer and repeats."""
     for item in result.untapped:
         if item.differs == SAME:
             yield f"the {item.source} is reproducible: {_pair(item)}, without taps, returned {_same(item)}"
-        else:
+        elif item.different:
             both = f"{_pair(item)}, without taps,"
-            yield f"the {item.source} is {_not(item)}reproducible: {both} {_differ(item)}"
+            yield f"the {item.source} is NOT reproducible: {both} {_differ(item)}"
+        else:
+            yield f"whether the {item.source} is reproducible cannot be told: {_half(item)}"
     if not result.untapped:
         yield "whether a source is reproducible was not looked at: no two runs without taps were made"
     for item in result.observer:
         both = f"{_pair(item)}, with and without,"
         if item.differs == SAME:
             yield f"taps are neutral on the {item.source}: {both} returned {_same(item)}"
+        elif item.different:
+            yield f"taps are NOT neutral on the {item.source}: {both} {_differ(item)}"
         else:
-            yield f"taps are {_not(item)}neutral on the {item.source}: {both} {_differ(item)}"
-    unsteady = {item.source for item in result.untapped if item.differs != SAME}
+            yield f"whether taps are neutral on the {item.source} cannot be told: {_half(item)}"
+    unsteady = {item.source for item in (*result.untapped, *result.repeats) if item.returned_otherwise}
     for source in sorted(unsteady):
         yield f"whether taps are neutral on the {source} cannot be told, since it does not repeat itself"
     if not result.observer and not unsteady:
@@ -146,8 +196,8 @@ def _steadiness(result: RunResult) -> Iterator[str]:
         yield f"with taps, two runs of the {item.source}, {_pair(item)}, {what}"
 
 
-def _not(item: Repetition) -> str:
-    return "perhaps not " if item.differs == UNFINISHED else "NOT "
+def _half(item: Repetition) -> str:
+    return f"of {_pair(item)} one did not finish"
 
 
 def _pair(item: Repetition) -> str:
@@ -161,7 +211,10 @@ def _same(item: Repetition) -> str:
 
 def _differ(item: Repetition) -> str:
     if item.differs == UNFINISHED:
-        return "cannot be compared: one of them is incomplete"
+        return "cannot be compared: one of them did not finish"
+    if item.differs == OTHER_ROWS and not item.pairs_differ:
+        rows = count(item.proposals_differ or 0, "draft row")
+        return f"returned {_same(item)}, but proposed other tokens from {rows}"
     if item.differs == OTHER_ROWS:
         return (
             f"returned {_same(item)}, but differ at {item.pairs_differ or 0:,} of "
@@ -185,18 +238,33 @@ def _token(first: TokenFirst | None) -> str:
     )
 
 
-def _cache(result: RunResult) -> Iterator[str]:
-    blocks = {number for number in result.kv_blocks.values() if number is not None}
+def _cache(result: RunFacts) -> Iterator[str]:
+    blocks = set(result.kv_blocks.values())
     if result.pinned is not None:
-        set_by = "num_gpu_blocks_override"
-        yield f"KV cache blocks differed, so all runs were made with {result.pinned:,} ({set_by})"
-    elif len(blocks) == 1 and None not in result.kv_blocks.values():
-        yield f"all runs had {blocks.pop():,} KV cache blocks"
-    elif blocks:
-        yield f"KV cache blocks are {', '.join(f'{number:,}' for number in sorted(blocks))}"
+        own = ", ".join(
+            f"{_blocks(number)} in {clean(label)}" for label, number in result.kv_blocks_before.items()
+        )
+        made = (
+            f"all runs were made with {result.pinned:,}"
+            if blocks == {result.pinned}
+            else (
+                f"they were to be {result.pinned:,}, and are "
+                + ", ".join(f"{_blocks(number)} in {clean(it)}" for it, number in result.kv_blocks.items())
+            )
+        )
+        yield f"KV cache blocks differed ({own}); {made} (num_gpu_blocks_override)"
+    elif len(blocks) == 1:
+        yield f"all runs had {_blocks(blocks.pop())} KV cache blocks"
+    else:
+        numbers = sorted(blocks, key=lambda number: number or 0)
+        yield f"KV cache blocks are {', '.join(map(_blocks, numbers))}"
 
 
-def _compiled(result: RunResult) -> Iterator[str]:
+def _blocks(number: int | None) -> str:
+    return "an unknown number" if number is None else f"{number:,}"
+
+
+def _compiled(result: RunFacts) -> Iterator[str]:
     if result.compile_cache == "shared":
         yield (
             "the compile cache was shared: runs of the parent take each other's code, the candidate does "
@@ -208,12 +276,13 @@ def _compiled(result: RunResult) -> Iterator[str]:
             yield f"{what} for {clean(item.one)} and {clean(item.other)}"
 
 
-def _probes(result: RunResult) -> Iterator[str]:
+def _probes(result: RunFacts) -> Iterator[str]:
     for item in result.probes:
         yield f"probe in {clean(item.capture)}: {probed(item.probe)}"
 
 
-def _witness(result: RunResult) -> Iterator[Block]:
+def witnessed(result: RunFacts) -> Iterator[Block]:
+    """What came again in the witness pass; nothing where there was none."""
     found = result.witness
     if found is None:
         return
@@ -252,6 +321,8 @@ def _reproduction(again: Reproduction) -> str:
         said.append("other tokens were returned on the way")
     if again.missing:
         said.append(f"{count(again.missing, 'row × site pair')} of the first pass are missing")
+    if again.state != "complete":
+        said.append("it did not finish")
     if not again.compared:
         said.append("nothing could be compared with the first pass")
     return f"NOT reproduced: {'; '.join(said)}"
@@ -269,10 +340,15 @@ def scope(result: RunResult) -> Scope:
             )
     if result.witness is not None and result.witness.reproduced:
         established.append("What leads to the first difference came again, byte for byte, in a second pass.")
-    if len({item.source for item in result.observer}) < 2:
+    if result.pinned is not None:
+        open_questions.append(
+            "What the sources do with the numbers of KV cache blocks that they have by themselves: all runs "
+            f"were to have {result.pinned:,}."
+        )
+    if len({item.source for item in result.observer if item.differs != UNFINISHED}) < 2:
         open_questions.append("Whether taps change what both sources compute: see what the runs say.")
     open_questions.append(
         "How the sources behave under other loads: rounds are queued whole before their first step; "
-        "`vllm serve` and AsyncLLM were not run."
+        "vllm serve and AsyncLLM were not run."
     )
     return Scope(establishes=established, does_not_establish=open_questions)

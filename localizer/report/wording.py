@@ -134,6 +134,13 @@ def reason(item: Reason) -> str:
         verdict.OUTPUTS_DIFFER: "returned tokens or log probabilities differ, though no compared row does",
         verdict.NOT_REPRODUCED: "the witness was not reproduced: what leads to the first difference came "
         f"out otherwise in {count(item.count, 'attempt')}",
+        verdict.RUN_UNFINISHED: f"a run of {who} did not finish ({clean(item.detail)}): the same command "
+        "makes it anew and keeps the others",
+        verdict.WITNESS_UNFINISHED: "no witness run finished, so that what leads to the first difference was "
+        "not seen again: the same command makes them anew and keeps the others",
+        verdict.NOT_PINNED: f"{who} did not take the number of KV cache blocks that was set "
+        f"({clean(item.detail)} blocks, first of {count(item.count, 'run')}): choose kv_cache_memory_bytes "
+        "so that both sources have as many",
         verdict.NOT_REPRODUCIBLE: f"{who} does not repeat itself: a later pass returned other tokens",
     }
     if item.source == CAPTURE:

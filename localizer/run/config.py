@@ -130,15 +130,9 @@ def load(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> Config:
     for name, value in overrides:
         _put(tree, name, value)
     try:
-        config = msgspec.convert(tree, Config)
+        return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise LocalizerError(_complaint(path, text, str(error), dict(overrides))) from None
-    if config.candidate == config.parent:
-        raise LocalizerError(
-            f"{path}: candidate and parent are the same; give one of them an overlay, an interpreter, or "
-            "engine arguments or environment of its own."
-        )
-    return config
 
 
 def _put(tree: dict[str, Any], name: str, value: Any) -> None:

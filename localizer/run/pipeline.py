@@ -6,35 +6,22 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
-import xxhash
 
-from localizer.cache import cache_folder
-from localizer.capture.request import CaptureRequest, prepare
+from localizer.capture.request import CaptureRequest, masked
 from localizer.capture.session import Progress
 from localizer.diff import steady, verdict, witness
 from localizer.diff.parity import parity
 from localizer.diff.pipeline import diff
 from localizer.diff.result import CANDIDATE, DIVERGED, PARENT, Difference, Result
-from localizer.diff.runs import (
-    SAME,
-    CompiledCode,
-    Probed,
-    RunResult,
-    RunStep,
-    Witness,
-    WitnessTry,
-)
-from localizer.diff.settings import flat, unequal
-from localizer.errors import LocalizerError
-from localizer.run import plan
+from localizer.diff.runs import RunResult, RunStep, Witness, WitnessTry
+from localizer.run import parts, plan, sources
 from localizer.run.config import NONE, SHARED, Config
 from localizer.run.plan import Step
-from localizer.store import schema
 from localizer.store.reader import Capture
-from localizer.store.runs import Done, RunFolder, digest
+from localizer.store.runs import COMPLETE, INCOMPLETE, Done, begin, digest
 
 
 class Watcher(Protocol):
@@ -58,7 +45,7 @@ Capturing = Callable[[CaptureRequest, Progress], Path]
 
 
 class Pipeline:
-    """One run.
+    """One run, whose `record` is this process's alone until that is closed.
 
     Args:
         config: what to do.
@@ -67,6 +54,9 @@ class Pipeline:
         watcher: whoever is told.
         capturing: makes a capture.
         fresh: begin anew even where an interrupted run could be resumed.
+
+    Raises:
+        LocalizerError: the sources cannot be used or are one, or another process carries out the same run.
     """
 
     def __init__(
@@ -74,18 +64,17 @@ class Pipeline:
     ) -> None:
         self._config, self._root, self._base, self._watcher = config, root, base, watcher
         self._capturing = capturing
-        openings = {side: self._opening(side) for side in (PARENT, CANDIDATE)}
-        self._differences = _differences(openings[CANDIDATE], openings[PARENT])
-        key = self._key(openings)
-        self._caches = cache_folder() / "compile" / key
-        record = None if fresh else RunFolder.unfinished(root, key)
-        self._resumes = record is not None
-        self.record = record or RunFolder.new(root, key, msgspec.to_builtins(config))
+        sources.check_different(config, base)
+        self._sides = {side: sources.look(config, side, base) for side in (PARENT, CANDIDATE)}
+        self._differences = sources.differences(self._sides[CANDIDATE].opening, self._sides[PARENT].opening)
         self._made: list[tuple[Step, Capture]] = []
         self._steps: list[RunStep] = []
         self._begun: set[str] = set()
-        self._first: dict[str, Capture] = {}
+        self._held: dict[str, dict[str, Any]] = {}
         self._pinned: int | None = None
+        self._blocks_before: dict[str, int | None] = {}
+        plain = msgspec.to_builtins(config)
+        self.record = begin(root, sources.key(config, self._sides), masked(plain), fresh=fresh)
 
     def run(self) -> RunResult:
         """Make the captures that are not there yet, and compare them.
@@ -94,32 +83,12 @@ class Pipeline:
             LocalizerError: a source cannot be captured; what was captured is kept, and the run can resume.
         """
         self._watcher.differences(self._differences)
-        if self._resumes:
+        if self.record.resumed:
             self._watcher.tell(f"Resuming {self.record.folder}: {len(self.record.done)} captures are there.")
         self._first_pass()
         result = self._conclude()
-        shutil.rmtree(self._caches, ignore_errors=True)
+        shutil.rmtree(self.record.compiled, ignore_errors=True)
         return result
-
-    # -- before anything runs --------------------------------------------------------------------------
-
-    def _opening(self, side: str) -> schema.Open:
-        """What the records of a side's captures will say."""
-        step = Step(side, side, side)
-        prepared = prepare(plan.request(self._config, step, self._root, self._base, Path()))
-        if prepared.laid is not None:
-            prepared.laid.lock.close()
-        return prepared.opening
-
-    def _key(self, openings: dict[str, schema.Open]) -> str:
-        """A digest of what the run is made of: an interrupted one resumes only if that is the same."""
-        parts = [
-            msgspec.json.encode(
-                (self._config, it.source, it.workload.model, it.workload.draft, it.environment)
-            )
-            for it in openings.values()
-        ]
-        return xxhash.xxh3_64_hexdigest(b"\0".join(parts))
 
     # -- captures --------------------------------------------------------------------------------------
 
@@ -128,9 +97,9 @@ class Pipeline:
         steps = plan.first_pass(self._config)
         for number, step in enumerate(steps, 1):
             self._make(step, f"{number} of {len(steps)}")
-            blocks = {count for count in self._blocks().values() if count is not None}
-            if len(blocks) > 1 and self._pinned is None:
-                self._pinned = min(blocks)
+            blocks = self._disagreeing()
+            if blocks:
+                self._pinned, self._blocks_before = min(blocks), self._blocks()
                 self._watcher.tell(
                     f"The KV caches have {' and '.join(map(str, sorted(blocks)))} blocks: all runs are made "
                     f"with {self._pinned}, from the first on."
@@ -140,67 +109,70 @@ class Pipeline:
                 self._first_pass()
                 return
 
+    def _disagreeing(self) -> set[int]:
+        """The numbers of KV blocks, if they are to be made equal, so not where the sources ask for others.
+
+        It waits for the first run of each source, so that both of their numbers are known.
+        """
+        asked = [plan.settings(self._config, side)[0].get(plan.BLOCKS) for side in (PARENT, CANDIDATE)]
+        both = len({step.side for step, _ in self._made}) == 2
+        blocks = {count for count in self._blocks().values() if count is not None}
+        return blocks if self._pinned is None and both and asked[0] == asked[1] and len(blocks) > 1 else set()
+
     def _make(self, step: Step, which: str) -> Capture:
         """The capture of a step: made now, or by an earlier try of this run."""
         ways = " ".join(f"{way.request}:{way.position}" for way in step.ways)
         found = self.record.find(step.name, self._pinned, ways)
         if found is not None:
-            capture, done = found
+            capture, seconds = found[0], found[1].seconds
+            self._check(step, capture)
         else:
             if step.arm not in self._begun:  # its cache is empty at its first run
-                shutil.rmtree(self._caches / step.arm, ignore_errors=True)
-            capture, done = self._take(step, which, ways)
+                shutil.rmtree(self.record.compiled / step.arm, ignore_errors=True)
+            capture, seconds = self._take(step, which, ways)
         self._begun.add(step.arm)
-        self._check(step, capture)
         self._made.append((step, capture))
         self._steps.append(
-            RunStep(step=step.name, capture=capture.label, seconds=done.seconds, resumed=found is not None)
+            RunStep(
+                step=step.name,
+                capture=capture.label,
+                seconds=seconds,
+                resumed=found is not None,
+                state=COMPLETE if capture.complete else INCOMPLETE,
+            )
         )
         return capture
 
     def _check(self, step: Step, capture: Capture) -> None:
-        """Check that a capture is of the same source as the others of its side.
+        held = self._held.setdefault(step.side, {})
+        sources.check_unchanged(self._sides[step.side], step.side, held, capture)
 
-        Raises:
-            LocalizerError: the source has changed while the run went on.
-        """
-        first = self._first.setdefault(step.side, capture)
-        changed = first.open.source != capture.open.source
-        ours, theirs = (it.manifest.identity if it.manifest is not None else None for it in (first, capture))
-        changed |= ours is not None and theirs is not None and ours.python.changed != theirs.python.changed
-        if changed:
-            raise LocalizerError(
-                f"The {step.side}'s source is not the same in {first.label} and {capture.label}: it changed "
-                "during the run; leave it alone and start again with --fresh."
-            )
-
-    def _take(self, step: Step, which: str, ways: str) -> tuple[Capture, Done]:
-        request = plan.request(self._config, step, self._root, self._base, self._caches, self._pinned)
+    def _take(self, step: Step, which: str, ways: str) -> tuple[Capture, float]:
+        """Make a capture; and how many seconds it took. What did not finish is made anew another time."""
+        request = plan.request(self._config, step, self._root, self._base, self.record.compiled, self._pinned)
         started = time.monotonic()
         progress = self._watcher.capture(f"{step.name} ({which})")
         folder = self._capturing(request, progress)
         capture = Capture(folder)
         self._watcher.captured(capture)
         seconds = time.monotonic() - started
-        done = Done(
-            step=step.name,
-            number=capture.open.number,
-            seconds=seconds,
-            manifest=digest(capture),
-            pinned=self._pinned,
-            ways=ways,
-        )
+        self._check(step, capture)
         if capture.complete:
-            self.record.add(done)
-        return capture, done
+            self.record.add(
+                Done(
+                    step=step.name,
+                    number=capture.open.number,
+                    seconds=seconds,
+                    manifest=digest(capture),
+                    pinned=self._pinned,
+                    ways=ways,
+                )
+            )
+        return capture, seconds
 
     def _blocks(self) -> dict[str, int | None]:
         """KV cache blocks by capture."""
-        found: dict[str, int | None] = {}
-        for _, capture in self._made:
-            count = capture.manifest.engine.get("num_kv_blocks") if capture.manifest is not None else None
-            found[capture.label] = count if isinstance(count, int) else None
-        return found
+        return {capture.label: parts.kv_blocks(capture) for _, capture in self._made}
 
     # -- the answer ------------------------------------------------------------------------------------
 
@@ -210,12 +182,18 @@ class Pipeline:
         candidate, *again = self._of(CANDIDATE, taps=True)
         fair = [] if self._caching == SHARED else controls
         first_pass = diff(candidate, parent, fair)
-        untapped = {side: self._of(side, taps=False) for side in (PARENT, CANDIDATE)}
+        # what stands for the runs without taps is a complete one, if there is any
+        untapped = {
+            side: sorted(self._of(side, taps=False), key=lambda run: not run.complete)
+            for side in (PARENT, CANDIDATE)
+        }
         tapped = {PARENT: parent, CANDIDATE: candidate}
         steadiness = [
             steady.compare_runs(side, runs[0], other) for side, runs in untapped.items() for other in runs[1:]
         ]
-        unsteady = {item.source for item in steadiness if item.differs != SAME}
+        repeats = [steady.compare_runs(PARENT, control, parent) for control in controls]
+        repeats += [steady.compare_runs(CANDIDATE, other, candidate) for other in again]
+        unsteady = {item.source for item in (*steadiness, *repeats) if item.returned_otherwise}
         observer = [
             steady.compare_runs(side, tapped[side], runs[0])
             for side, runs in untapped.items()
@@ -224,27 +202,35 @@ class Pipeline:
         witnessed, found = self._witness(first_pass, candidate, parent, fair)
         plain = [(runs or [tapped[side]])[0] for side, runs in untapped.items()]
         table = parity(plain[1], plain[0], found)
-        repeats = [steady.compare_runs(PARENT, control, parent) for control in controls]
-        repeats += [steady.compare_runs(CANDIDATE, other, candidate) for other in again]
         decided, reasons = verdict.untrusted(
-            first_pass.verdict, first_pass.reasons, table, steadiness, observer, repeats, witnessed
+            first_pass.verdict,
+            first_pass.reasons,
+            table,
+            steadiness,
+            observer,
+            repeats,
+            witnessed,
+            unpinned=list(parts.unpinned(self._made, self._pinned)),
+            unfinished=[it for side, several in untapped.items() for it in parts.unfinished(side, several)],
+            unfinished_again=[*parts.unfinished(PARENT, controls), *parts.unfinished(CANDIDATE, again)],
         )
         return RunResult(
             verdict=decided,
-            attribution=found.attribution,
+            attribution=first_pass.attribution,
             reasons=reasons,
             parity=table,
             untapped=steadiness,
             observer=observer,
             repeats=repeats,
             kv_blocks=self._blocks(),
+            kv_blocks_before=self._blocks_before,
             pinned=self._pinned,
             compile_cache=self._caching,
-            compiled=[_compiled(capture, parent) for capture in (candidate, *controls)],
-            probes=[probed for capture in (parent, candidate) for probed in _probes(capture)],
+            compiled=[parts.compiled(capture, parent) for capture in (candidate, *controls)],
+            probes=[probed for capture in (parent, candidate) for probed in parts.probes(capture)],
             witness=witnessed,
             first=found.first,
-            differences=self._differences,
+            differences=[*parts.own_blocks(self._blocks_before), *self._differences],
             diff=found,
             first_pass=first_pass,
             steps=self._steps,
@@ -285,37 +271,9 @@ class Pipeline:
                 WitnessTry(
                     candidate=witness.reproduction(again[CANDIDATE], candidate, ways),
                     parent=witness.reproduction(again[PARENT], parent, ways),
-                    difference=witness.shows(result, first_pass),
+                    difference=witness.shows(again[CANDIDATE], again[PARENT], result, first_pass),
                 )
             )
             if found[-1].reproduced:
                 return Witness(ways=list(ways), tries=found), result
         return Witness(ways=list(ways), tries=found), first_pass
-
-
-def _probes(capture: Capture) -> list[Probed]:
-    """What the probes of a capture counted in its steps."""
-    found = capture.manifest.probes if capture.manifest is not None else []
-    return [Probed(capture=capture.label, probe=probe) for probe in found]
-
-
-def _compiled(one: Capture, other: Capture) -> CompiledCode:
-    """Whether the code generated for two runs is the same."""
-    files = [
-        capture.manifest.compiled.files
-        if capture.manifest is not None and capture.manifest.compiled is not None
-        else {}
-        for capture in (one, other)
-    ]
-    equal = files[0] == files[1] if all(files) else None
-    return CompiledCode(one=one.label, other=other.label, equal=equal)
-
-
-def _differences(candidate: schema.Open, parent: schema.Open) -> list[Difference]:
-    """What differs between the two sources as far as it is known before they run."""
-    ours, theirs = (
-        flat({"source": msgspec.to_builtins(it.source), "engine": it.workload.engine,
-              "environment": it.environment})
-        for it in (candidate, parent)
-    )  # fmt: skip
-    return unequal(*({name: it for name, it in table.items() if it is not None} for table in (ours, theirs)))

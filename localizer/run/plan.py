@@ -13,6 +13,8 @@ from localizer.diff.runs import Way
 from localizer.run.config import OWN, Config
 
 UNTAPPED, WITNESS = "untapped", "witness"
+BLOCKS = "num_gpu_blocks_override"
+"""vLLM's argument that sets the number of KV cache blocks."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,16 @@ def request(
     source = config.candidate if step.side == CANDIDATE else config.parent
     engine, environment = settings(config, step.side)
     if pinned is not None:
-        engine = engine | {"num_gpu_blocks_override": pinned}
+        engine = engine | {BLOCKS: pinned}
     work, chosen = config.workload, config.selection
     own = config.run.compile_cache == OWN and not engine.get("enforce_eager")
-    given: Mapping[str, Any] = {"python": _path(base, source.python)} if source.python else {}
+    given: Mapping[str, Any] = {"python": path_of(base, source.python)} if source.python else {}
     return CaptureRequest(
         name=step.name,
         root=root,
         model=_model(base, work.model),
         overlay=base / source.overlay if source.overlay else None,
-        git=_revision(base, source.git),
+        git=revision_of(base, source.git),
         probes=source.probes if step.taps else [],
         matrix=",".join(map(str, work.matrix)),
         repeats=work.repeats,
@@ -122,12 +124,12 @@ def _model(base: Path, name: str) -> str:
     return str(base / name) if (base / name).is_dir() else name
 
 
-def _revision(base: Path, text: str) -> str:
+def revision_of(base: Path, text: str) -> str:
     """`REPO@REV` with REPO relative to the configuration's folder; empty for none."""
     repository, at, revision = text.rpartition("@")
     return f"{base / repository}@{revision}" if at else text
 
 
-def _path(base: Path, python: str) -> str:
+def path_of(base: Path, python: str) -> str:
     """An interpreter: a path is relative to the configuration's folder, a bare name is looked up on PATH."""
     return str(base / python) if "/" in python else python

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -88,3 +89,21 @@ def probe(python: str, environment: Mapping[str, str]) -> Interpreter:
         torch=facts["torch"],
         packages={name: version for name, version in facts["packages"].items() if version},
     )
+
+
+def place(python: str) -> str:
+    """One name for an interpreter that has several in its folder, such as `python` and `python3`.
+
+    Links that lead out of the folder are not followed: by them a virtual environment reaches the interpreter
+    that it was made from, which has other packages.
+    """
+    folder, name = os.path.split(os.path.abspath(python))
+    folder = os.path.realpath(folder)
+    seen = set()
+    while name not in seen and os.path.islink(os.path.join(folder, name)):
+        seen.add(name)
+        target = os.readlink(os.path.join(folder, name))
+        if os.path.dirname(target):
+            break
+        name = target
+    return os.path.join(folder, name)

@@ -43,9 +43,14 @@ def next_folder(root: Path, name: str) -> tuple[Path, int]:
             except FileExistsError:
                 number += 1
     except OSError as error:
-        raise LocalizerError(
-            f"Captures cannot be written to {root} ({error.strerror}); name a writable folder with --out."
-        ) from None
+        raise unwritable(root, error) from None
+
+
+def unwritable(folder: Path, error: OSError) -> LocalizerError:
+    """What is said where a folder of captures cannot be written."""
+    return LocalizerError(
+        f"Captures cannot be written to {folder} ({error.strerror}); name a writable folder with --out."
+    )
 
 
 def check_name(name: str) -> None:

@@ -6,17 +6,21 @@ The parent is the installed vLLM in every run, so its captures are made once and
 from __future__ import annotations
 
 import io
+import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from engines import EAGER, IN_PROCESS, Quiet
+from engines import COMPILED, EAGER, IN_PROCESS, Quiet
 from repositories import commit, git
 
 from localizer.capture.request import CaptureRequest
 from localizer.capture.session import Progress, capture
+from localizer.diff.bisect import judge
 from localizer.diff.result import Difference
 from localizer.diff.runs import RunResult
 from localizer.report import run as report
@@ -24,7 +28,9 @@ from localizer.run.config import Config, Passes, Source, Workload
 from localizer.run.pipeline import Pipeline
 from localizer.sources import fault as faults
 from localizer.sources.fault import FACTOR, MLP, MODELS, Fault
+from localizer.store import names
 from localizer.store.reader import Capture
+from localizer.store.schema import Compiled
 from localizer.wire.spec import TOKEN
 
 PROMPT, FROM = 6, 12
@@ -34,6 +40,11 @@ METADATA = (
     '(__import__("vllm.forward_context").forward_context.get_forward_context().attn_metadata or {})'
     ".get(self.self_attn.attn.layer_name)"
 )
+NOISE = (
+    "torch.rand(hidden_states.shape, generator=torch.Generator().manual_seed("
+    'int.from_bytes(__import__("os").urandom(6), "big"))).to(hidden_states)'
+)
+"""Other numbers in every forward: a fault that comes and goes may come again by chance, these do not."""
 FAULTS = {
     "value": faults.in_layer(4),
     "batch": Fault(
@@ -51,7 +62,7 @@ FAULTS = {
     "random": Fault(
         MODELS / "llama.py",
         MLP,
-        f'{SCALED} if {IN_LAYER_4} and __import__("os").urandom(1)[0] < 128 else hidden_states',
+        f"hidden_states = hidden_states * (1 + {NOISE}) if {IN_LAYER_4} else hidden_states",
     ),
     "unobserved": Fault(
         MODELS / "llama.py",
@@ -118,20 +129,52 @@ def running(root: Path, overlay: Callable[[Fault], Path]) -> Callable[..., RunRe
             environment=dict(IN_PROCESS),
             run=passes,
         )
-        pipeline = Pipeline(config, root, root, Watcher(), once, fresh=True)
-        result = pipeline.run()
-        text = io.StringIO()
-        report.render("text", result, text)
-        pipeline.record.finish("{}", text.getvalue())
-        print(text.getvalue()[:3000])
-        return result
+        return carried_out(config, root, root, once)[0]
 
     return work
+
+
+def carried_out(
+    config: Config, root: Path, base: Path, capturing: Callable[[CaptureRequest, Progress], Path]
+) -> tuple[RunResult, str]:
+    """A run as the command does it, and its report."""
+    pipeline = Pipeline(config, root, base, Watcher(), capturing, fresh=True)
+    with pipeline.record as record:
+        result = pipeline.run()
+        text, tree = io.StringIO(), io.StringIO()
+        report.render("text", result, text)
+        report.render("json", result, tree)
+        record.finish(tree.getvalue(), text.getvalue())
+    print(text.getvalue()[:3000])
+    return result, text.getvalue()
 
 
 def place(result: RunResult) -> tuple[str | None, str] | None:
     return None if result.first is None else (result.first.segment.after, result.first.site)
 
+
+SMALL = """
+[workload]
+model = "tiny"
+matrix = [1]
+repeats = 1
+max_tokens = 2
+prompt_tokens = 6
+[candidate]
+overlay = "{overlay}"
+[engine]
+enforce_eager = true
+kv_cache_memory_bytes = {cache}
+[environment]
+VLLM_ENABLE_V1_MULTIPROCESSING = "0"
+[run]
+untapped = {untapped}
+controls = 0
+repeats = 0
+witness_tries = 0
+logprobs = 0
+"""
+"""A localize.toml that makes as few captures as a question needs."""
 
 AFTER_4 = ("model.layers.4.self_attn.attn/output", "model.layers.5.self_attn.attn/query")
 SHORT = Passes(untapped=1, controls=1, repeats=0, witness_tries=1)
@@ -219,6 +262,123 @@ def test_a_refactoring_that_changes_nothing(running: Callable[..., RunResult]) -
     assert (found.verdict, found.reasons, found.witness) == ("identical", [], None)
 
 
+def compiled_of(found: RunResult, root: Path, step: str) -> Compiled:
+    """What the capture of a step says of its compiled code."""
+    (label,) = (item.capture for item in found.steps if item.step == step)
+    manifest = names.load(root, label).manifest
+    assert manifest is not None
+    assert manifest.compiled is not None
+    return manifest.compiled
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_compiled_arms(root: Path, tmp_path: Path, overlay: Callable[[Fault], Path]) -> None:
+    """Each arm compiles for itself; with a shared cache nothing is attributed."""
+    requests: list[CaptureRequest] = []
+
+    def noted(request: CaptureRequest, progress: Progress) -> Path:
+        requests.append(request)
+        return capture(request, progress)
+
+    config = Config(
+        workload=Workload(model="tiny", matrix=[1, 2], repeats=1, prompt_tokens=PROMPT, max_tokens=4),
+        candidate=Source(overlay=str(overlay(FAULTS["value"]))),
+        engine=dict(COMPILED),
+        environment=dict(IN_PROCESS),
+    )
+    found, text = carried_out(config, root, tmp_path, noted)
+    assert (found.verdict, found.attribution, found.reasons) == ("diverged", "candidate-only", [])
+    assert place(found) == AFTER_4
+    assert found.compile_cache == "own"
+    places = {request.name: request.compile_cache for request in requests}
+    arms = {name: places.pop(name) for name in ("parent", "parent-2", "candidate")}
+    assert None not in arms.values()
+    assert len(set(arms.values())) == 3
+    assert all(place == arms[name.partition("-")[0]] for name, place in places.items())
+    states = {name: compiled_of(found, root, name).cache for name in arms}
+    assert states["parent-2"] == "empty", "the control compiles from nothing"
+    assert "empty" not in (states["parent"], states["candidate"]), "their runs without taps came first"
+    assert [(item.one.partition("/")[0], item.equal) for item in found.compiled] == [
+        ("candidate", False),
+        ("parent-2", True),
+    ]
+    settings = [item.setting for item in found.first_pass.differences]
+    assert "compiled.files" in settings
+    assert text.index("compiled.files") < text.index("Row pairs"), "code before tensors"
+    assert "the same code was generated for parent-2" in text
+    assert not any(place.exists() for place in arms.values() if place is not None), "removed with the result"
+
+    few = Passes(untapped=0, controls=1, repeats=0, witness_tries=0, compile_cache="shared")
+    cache = {"VLLM_CACHE_ROOT": str(tmp_path / "vllm"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    shared = msgspec.structs.replace(config, run=few, environment=IN_PROCESS | cache)
+    requests.clear()
+    found, text = carried_out(shared, root, tmp_path, noted)
+    assert {request.compile_cache for request in requests} == {None}
+    assert (found.verdict, found.attribution, place(found)) == ("diverged", "no-control", AFTER_4)
+    assert compiled_of(found, root, "parent").cache == "empty"
+    assert compiled_of(found, root, "parent-2").cache != "empty", "two parents share it"
+    assert "controls attribute nothing" in text
+    assert judge(found) == 125, "a control was asked for and cannot speak"
+
+
+@pytest.mark.slow
+def test_kv_blocks_are_made_equal(root: Path, tmp_path: Path) -> None:
+    """The sources differ in the size of the KV cache alone; what was asked for is told, and taken."""
+    config = Config(
+        workload=Workload(model="tiny", matrix=[1], repeats=1, prompt_tokens=PROMPT, max_tokens=2),
+        candidate=Source(engine={"kv_cache_memory_bytes": EAGER["kv_cache_memory_bytes"] // 2}),
+        engine=dict(EAGER),
+        environment=dict(IN_PROCESS),
+        run=Passes(untapped=0, controls=0, repeats=0, witness_tries=0, logprobs=0),
+    )
+    found, text = carried_out(config, root, tmp_path, capture)
+    assert (found.verdict, found.reasons) == ("identical", [])
+    parent, candidate = found.kv_blocks_before.values()
+    assert parent is not None
+    assert candidate is not None
+    assert parent > candidate
+    assert found.pinned == candidate
+    assert set(found.kv_blocks.values()) == {candidate}
+    assert f"KV cache blocks differed ({parent:,} in parent/" in text
+    assert "num_kv_blocks before it was set" in text[: text.index("Token parity")]
+
+
+@pytest.mark.slow
+def test_one_at_a_time_and_on_after_a_kill(tmp_path: Path, overlay: Callable[[Fault], Path]) -> None:
+    """The command itself: a second one is refused; after SIGKILL the next goes on, and another begins."""
+    settings = tmp_path / "localize.toml"
+    settings.write_text(
+        SMALL.format(overlay=overlay(FAULTS["value"]), cache=EAGER["kv_cache_memory_bytes"], untapped=1)
+    )
+    captures = tmp_path / "captures"
+    command = [sys.executable, "-m", "localizer", "run", str(settings), "--out", str(captures)]
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        while not (captures / "runs" / "0001" / "steps.jsonl").exists():
+            assert first.poll() is None
+            time.sleep(0.2)
+        for options in ([], ["--fresh"]):
+            second = subprocess.run([*command, *options], capture_output=True, text=True)
+            assert second.returncode == 2
+            (line,) = second.stderr.strip().splitlines()
+            assert "Another localize run is carrying out" in line
+    finally:
+        first.kill()
+        first.wait()
+    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    steps = json.loads(done.stdout)["steps"]
+    assert [step["resumed"] for step in steps] == [True, False, False, False]
+    assert len(names.numbered(captures / "runs")) == 1
+    listed = subprocess.run(
+        [sys.executable, "-m", "localizer", "list", "--out", str(captures)], capture_output=True, text=True
+    )
+    assert any(
+        line.startswith("runs/0001") and line.endswith("diverged") for line in listed.stdout.splitlines()
+    )
+
+
 @pytest.mark.slow
 def test_git_bisect_lands_on_the_commit(tmp_path: Path, installed: Path) -> None:
     """Five commits to a repository with one file of vLLM; the third plants a fault."""
@@ -231,13 +391,7 @@ def test_git_bisect_lands_on_the_commit(tmp_path: Path, installed: Path) -> None
     texts = original, original + one, faulty + one, faulty + two, faulty + three
     commits = [commit(repository, {str(MODELS / "llama.py"): text}) for text in texts]
     settings = tmp_path / "localize.toml"
-    settings.write_text(
-        '[workload]\nmodel = "tiny"\nmatrix = [1]\nrepeats = 1\nmax_tokens = 2\nprompt_tokens = 4\n'
-        f'[candidate]\noverlay = "{repository}"\n[engine]\nenforce_eager = true\n'
-        f"kv_cache_memory_bytes = {EAGER['kv_cache_memory_bytes']}\n"
-        '[environment]\nVLLM_ENABLE_V1_MULTIPROCESSING = "0"\n'
-        "[run]\nuntapped = 0\ncontrols = 0\nrepeats = 0\nwitness_tries = 0\nlogprobs = 0\n"
-    )
+    settings.write_text(SMALL.format(overlay=repository, cache=EAGER["kv_cache_memory_bytes"], untapped=0))
     git(repository, "bisect", "start", commits[-1], commits[0])
     localize = f"{sys.executable} -m localizer.cli.main run {settings} --bisect --out {tmp_path / 'captures'}"
     done = git(repository, "bisect", "run", "sh", "-c", localize)

@@ -6,9 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from localizer.run.config import Config, load
+
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder in place of localizer's cache."""
     monkeypatch.setenv("LOCALIZER_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Both sources the installed vLLM, the candidate with a changed file."""
+    changed = tmp_path / "overlay" / "vllm" / "extra.py"
+    changed.parent.mkdir(parents=True)
+    changed.write_text("")
+    text = (
+        '[workload]\nmodel = "tiny"\n[candidate]\noverlay = "overlay"\n[engine]\nenforce_eager = true\n'
+        "kv_cache_memory_bytes = 268435456\n"
+    )
+    (tmp_path / "localize.toml").write_text(text)
+    return load(tmp_path / "localize.toml")

@@ -24,6 +24,7 @@ PACKAGE = Path(localizer.__file__).parent
 LEVELS = {
     "cli": 5,
     "run": 4,
+    "github": 4,
     "capture": 3,
     "report": 3,
     "diff": 2,

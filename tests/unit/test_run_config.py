@@ -84,11 +84,6 @@ def test_what_is_no_toml_and_what_is_not_there(tmp_path: Path) -> None:
         load(tmp_path / "binary.toml")
 
 
-def test_equal_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LocalizerError, match="candidate and parent are the same"):
-        read(tmp_path, '[workload]\nmodel = "tiny"\n')
-
-
 def test_options_stand_in_for_keys(tmp_path: Path) -> None:
     found = read(tmp_path, TWO, ("workload.max_tokens", 3), ("engine.enforce_eager", True))
     assert (found.workload.max_tokens, found.engine) == (3, {"enforce_eager": True})

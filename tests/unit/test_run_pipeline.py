@@ -1,137 +1,27 @@
 """`localize run` on captures that a double makes: reproducibility, observer, witness, pinning, resuming.
 
-The double writes synthetic captures (builders.py) in place of starting vLLM; that real ones go the same way
-is held by tests/integration/test_run.py.
+That real ones go the same way is held by tests/integration/test_run.py.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from builders import Plan, attention, bump, put, write
+from builders import Plan, attention, bump, drafted, put, write
 from click.testing import CliRunner
+from doubles import FAULT, OTHER_TOKEN, OTHER_VERSION, QUERY, Broken, Vllm, candidates, going, text_of
 
-from localizer.capture.finish import describe
-from localizer.capture.request import CaptureRequest
-from localizer.capture.session import Progress
 from localizer.cli.main import localize
-from localizer.diff.result import Difference
-from localizer.diff.runs import RunResult
 from localizer.errors import CaptureFailed, LocalizerError
-from localizer.report import run as report
 from localizer.report.captures import history
-from localizer.run.config import Config, load
-from localizer.run.pipeline import Pipeline
-from localizer.store import names, runs, schema
-from localizer.store.reader import Capture
+from localizer.run.config import Config
+from localizer.store import runs
 from localizer.wire.spec import LOGITS
-
-QUERY = "r01.00", 4, attention(1, "query")
-FAULT: dict[str, Any] = {"changes": {QUERY: bump()}}
-OTHER_TOKEN: dict[str, Any] = {"outputs": {"r01.00": [9, 9, 9, 9]}}
-
-Making = Callable[[str, int], dict[str, Any]]
-
-
-class Nobody:
-    """A watcher that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def tell(self, text: str) -> None:
-        self.said.append(text)
-
-    def differences(self, found: Any) -> None:
-        self.found: list[Difference] = list(found)
-
-    def capture(self, name: str) -> Progress:
-        self.said.append(name)
-        return self  # type: ignore[return-value]
-
-    def captured(self, capture: Capture) -> None: ...
-
-
-@dataclass
-class Vllm:
-    """The double: makes the capture that `makes` describes by name and by how often it was made."""
-
-    makes: Making
-    made: list[str] = field(default_factory=list)
-    requests: list[CaptureRequest] = field(default_factory=list)
-
-    def __call__(self, request: CaptureRequest, progress: Progress) -> Path:
-        self.requests.append(request)
-        _, number = names.new_folder(request.root, request.name)
-        (request.root / request.name / f"{number:04d}").rmdir()
-        more = dict(self.makes(request.name, number))
-        logprobs = more.pop("logprobs", {})
-        blocks = request.engine.get("num_gpu_blocks_override", more.pop("blocks", 64))
-        overlay = {"models/llama.py": "11" * 16} if request.overlay else None
-        plan = Plan(name=request.name, number=number, only_tokens=not request.taps, overlay=overlay)
-        plan = replace(plan, running={"num_kv_blocks": blocks}, **more)
-        if request.payload == "none":
-            plan = replace(plan, payload=frozenset())
-        folder = write(request.root, plan)
-        _edit(folder, request.taps, logprobs)
-        self.made.append(request.name)
-        return folder
-
-
-def _edit(folder: Path, taps: bool, logprobs: dict[str, list[Any]]) -> None:
-    """Note what the builder does not: taps that are off, and log probabilities."""
-    opening = json.loads((folder / schema.OPEN).read_text())
-    opening["observer"]["taps"] = taps
-    (folder / schema.OPEN).write_text(json.dumps(opening, indent=1))
-    manifest = json.loads((folder / schema.MANIFEST).read_text())
-    for output in manifest["outputs"]:
-        output["logprobs"] = logprobs.get(output["request"], [])
-    for file in manifest["files"]:
-        if file["name"] == schema.OPEN:
-            file.update(msgspec.to_builtins(describe(folder, schema.OPEN)))
-    (folder / schema.MANIFEST).write_text(json.dumps(manifest, indent=1))
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    """Both sources the installed vLLM, the candidate with a changed file."""
-    changed = tmp_path / "overlay" / "vllm" / "extra.py"
-    changed.parent.mkdir(parents=True)
-    changed.write_text("")
-    text = (
-        '[workload]\nmodel = "tiny"\n[candidate]\noverlay = "overlay"\n[engine]\nenforce_eager = true\n'
-        "kv_cache_memory_bytes = 268435456\n"
-    )
-    (tmp_path / "localize.toml").write_text(text)
-    return load(tmp_path / "localize.toml")
-
-
-def going(config: Config, folder: Path, vllm: Vllm, fresh: bool = False) -> tuple[RunResult, Nobody]:
-    watcher = Nobody()
-    pipeline = Pipeline(config, folder / "captures", folder, watcher, vllm, fresh)
-    result = pipeline.run()
-    kept = {form: io.StringIO() for form in ("text", "json")}
-    for form, stream in kept.items():
-        report.render(form, result, stream)
-    pipeline.record.finish(kept["json"].getvalue(), kept["text"].getvalue())
-    return result, watcher
-
-
-def text_of(folder: Path) -> str:
-    return (runs.folders(folder / "captures")[-1] / runs.REPORT).read_text()
-
-
-def candidates(**changes: Any) -> Making:
-    """The same for every capture of the candidate, nothing for the parent's."""
-    return lambda name, number: changes if name.startswith("candidate") else {}
 
 
 def test_a_fault_is_found_attributed_and_witnessed(config: Config, tmp_path: Path) -> None:
@@ -176,6 +66,17 @@ def test_a_source_that_is_not_reproducible(config: Config, tmp_path: Path) -> No
     ]
     assert [item.source for item in found.observer] == ["candidate"], "of the parent it cannot be told"
     assert "whether taps are neutral on the parent cannot be told" in text_of(tmp_path)
+
+
+def test_noise_is_not_laid_to_the_observer(config: Config, tmp_path: Path) -> None:
+    """A run with taps returned something else, and another one with taps did not."""
+    found, _ = going(config, tmp_path, Vllm(lambda name, number: OTHER_TOKEN if name == "candidate" else {}))
+    assert {(it.code, it.source) for it in found.reasons} == {
+        ("source-not-reproducible", "candidate"),
+        ("witness-not-reproduced", None),
+    }
+    assert [item.source for item in found.observer] == ["parent"]
+    assert "whether taps are neutral on the candidate cannot be told" in text_of(tmp_path)
 
 
 def test_an_observer_that_is_not_neutral(config: Config, tmp_path: Path) -> None:
@@ -242,11 +143,66 @@ def test_kv_blocks_that_differ_are_pinned_and_all_is_run_again(config: Config, t
     assert (found.verdict, found.pinned, set(found.kv_blocks.values())) == ("identical", 60, {60})
     assert any("60 and 64 blocks" in text for text in watcher.said)
     assert len(found.steps) == 8, "the superseded captures are kept, but not part of the answer"
-    assert "all runs were made with 60" in text_of(tmp_path)
+    said = text_of(tmp_path)
+    assert "all runs were made with 60" in said
+    assert "64 in parent-untapped/0001" in said
+    assert "60 in candidate-untapped/0001" in said
+    assert found.kv_blocks_before["parent-untapped/0001"] == 64
+    first = found.differences[0]
+    assert (first.setting, first.candidate, first.parent) == ("num_kv_blocks before it was set", "60", "64")
+    assert "num_kv_blocks before it was set" in said[said.index("What else differs") :].split("\n\n")[0]
+    assert "KV cache blocks that they have by themselves" in said
 
 
-class Broken(Exception):
-    """In place of a power cut."""
+def test_a_source_that_keeps_its_number_of_kv_blocks_is_not_passed_over(
+    config: Config, tmp_path: Path
+) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        return {"blocks": 64, "ignores": True} if name.startswith("parent") else {"blocks": 60}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
+    assert [(it.code, it.source, it.count) for it in found.reasons] == [("kv-blocks-not-set", "parent", 4)]
+    said = text_of(tmp_path)
+    assert said.startswith("inconclusive: the parent did not take the number of KV cache blocks")
+    assert "they were to be 60, and are 64 in parent-untapped/0002" in said
+
+
+def test_the_numbers_of_both_sources_are_known_before_one_is_set(config: Config, tmp_path: Path) -> None:
+    numbers = {"parent-untapped": 64, "parent-untapped-2": 63, "candidate-untapped": 50}
+    vllm = Vllm(lambda name, number: {"blocks": numbers.get(name, 64)})
+    found, _ = going(config, tmp_path, vllm)
+    assert (found.pinned, found.differences[0].parent) == (50, "63, 64")
+
+
+def test_kv_blocks_that_were_asked_for_stay(config: Config, tmp_path: Path) -> None:
+    candidate = msgspec.structs.replace(config.candidate, engine={"num_gpu_blocks_override": 32})
+    found, _ = going(msgspec.structs.replace(config, candidate=candidate), tmp_path, Vllm(candidates()))
+    assert (found.pinned, set(found.kv_blocks.values())) == (None, {32, 64})
+    assert "running.num_kv_blocks" in {item.setting for item in found.diff.differences} or any(
+        item.setting == "engine.num_gpu_blocks_override" for item in found.diff.differences
+    )
+
+
+def test_a_witness_may_see_further_up_than_the_first_pass(config: Config, tmp_path: Path) -> None:
+    """The first pass records the last layer; the witness, of all, finds the fault before it."""
+    last = "r01.00", 4, attention(2, "query")
+
+    def makes(name: str, number: int) -> dict[str, Any]:
+        layers = {} if "witness" in name else {"layers": (2,), "observed": "2"}
+        faults = {last: bump()} | ({QUERY: bump()} if "witness" in name else {})
+        return layers | ({"changes": faults} if name.startswith("candidate") else {})
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    assert found.witness is not None
+    assert found.witness.reproduced
+    assert found.first_pass.first is not None
+    assert found.first_pass.first.site == last[2]
+    assert found.first is not None
+    assert found.first.site == QUERY[2]
+    assert (found.verdict, found.attribution) == ("diverged", "candidate-only")
+    assert found.diff.attribution == "no-control", "no control recorded that layer"
+    assert "At the first difference of the first pass:" in text_of(tmp_path)
 
 
 def test_an_interrupted_run_resumes(config: Config, tmp_path: Path) -> None:
@@ -279,6 +235,67 @@ def test_it_does_not_resume_what_has_changed(config: Config, tmp_path: Path) -> 
     vllm = Vllm(candidates())
     going(config, tmp_path, vllm)
     assert len(vllm.made) == 8
+
+
+def test_one_run_of_a_kind_at_a_time(config: Config, tmp_path: Path) -> None:
+    """While one is carried out the same is refused, fresh or not; another one works beside it."""
+    other = msgspec.structs.replace(config, environment={"NOBODY_READS_THIS": "1"})
+    refused, beside = [], []
+
+    def makes(name: str, number: int) -> dict[str, Any]:
+        if name == "parent" and not beside:
+            for fresh in (False, True):
+                with pytest.raises(LocalizerError, match=r"Another localize run .*wait until") as error:
+                    going(config, tmp_path, Vllm(candidates()), fresh)
+                refused.append(error.value.exit_code)
+            beside.append(None)
+            beside.append(going(other, tmp_path, Vllm(candidates()))[0])
+        return FAULT if name.startswith("candidate") else {}
+
+    vllm = Vllm(makes)
+    found, _ = going(config, tmp_path, vllm)
+    assert refused == [2, 2]
+    assert beside[1] is not None
+    assert (found.verdict, beside[1].verdict) == ("diverged", "identical")
+    labels = [step.capture for step in (*found.steps, *beside[1].steps)]
+    assert len(set(labels)) == len(labels), "no capture is in both"
+    assert len(runs.folders(tmp_path / "captures")) == 2
+
+
+def test_two_runs_share_no_compiled_code(config: Config, tmp_path: Path) -> None:
+    compiled = msgspec.structs.replace(config, engine={})
+    places = []
+    for fresh in (False, True):
+        vllm = Vllm(candidates())
+        going(compiled, tmp_path, vllm, fresh)
+        places.append({request.compile_cache for request in vllm.requests})
+    assert not places[0] & places[1]
+    assert all(place is not None and place.is_absolute() for place in places[0] | places[1])
+
+
+def test_the_record_keeps_no_secrets(config: Config, tmp_path: Path) -> None:
+    secret = msgspec.structs.replace(config, environment={"HF_TOKEN": "hush", "OMP_NUM_THREADS": "2"})
+    going(secret, tmp_path, Vllm(candidates()))
+    (folder,) = runs.folders(tmp_path / "captures")
+    assert not any(b"hush" in path.read_bytes() for path in folder.iterdir() if path.is_file())
+    assert b'"OMP_NUM_THREADS": "2"' in (folder / runs.RUN).read_bytes()
+
+
+def test_drafts_that_propose_something_else_are_no_repetition(config: Config, tmp_path: Path) -> None:
+    """Logits that are level have no greatest: what is proposed from them may differ where no site does."""
+    level = {("r00.00", 7, drafted(LOGITS, 3)): put(0.0, (slice(None),))}  # type: ignore[dict-item]
+
+    def makes(name: str, number: int) -> dict[str, Any]:
+        proposals = {("r00.00", 5): (9, 11, 13)} if name == "candidate-2" else {}
+        tapped = {} if "untapped" in name else {"speculate": 3, "changes": level, "proposals": proposals}
+        return {"matrix": (2,), "max_tokens": 10} | tapped
+
+    workload = msgspec.structs.replace(config.workload, speculative_model="tiny-eagle3")
+    found, _ = going(msgspec.structs.replace(config, workload=workload), tmp_path, Vllm(makes))
+    (item,) = (item for item in found.repeats if item.source == "candidate")
+    assert (item.differs, item.pairs_differ, item.proposals_differ) == ("rows", 0, 1)
+    assert (found.verdict, found.first_pass.verdict) == ("inconclusive", "identical")
+    assert "but proposed other tokens from 1 draft row" in text_of(tmp_path)
 
 
 def test_without_untapped_runs_nothing_is_said_of_the_observer(config: Config, tmp_path: Path) -> None:
@@ -331,7 +348,7 @@ def test_a_witness_that_lacks_the_difference_is_not_reproduced(config: Config, t
     found, _ = going(config, tmp_path, Vllm(makes))
     assert (found.verdict, [reason.code for reason in found.reasons]) == (
         "inconclusive",
-        ["witness-not-reproduced"],
+        ["witness-unfinished"],
     )
     assert "1 row × site pair of the first pass are missing" in text_of(tmp_path)
 
@@ -366,9 +383,19 @@ def test_log_probabilities_of_the_two_sources_are_compared(config: Config, tmp_p
     assert "log probabilities differ at 4 of 4 positions" in text_of(tmp_path)
 
 
+def test_log_probabilities_that_only_one_run_returned_differ(config: Config, tmp_path: Path) -> None:
+    def makes(name: str, number: int) -> dict[str, Any]:
+        some = [[[3, -0.5], [4, -2.0]]] * (2 if name == "candidate-untapped-2" else 4)
+        return {"logprobs": {"r01.00": some}}
+
+    found, _ = going(config, tmp_path, Vllm(makes))
+    (item,) = (item for item in found.untapped if item.different)
+    assert (item.source, item.logprobs_compared, item.logprobs_differ) == ("candidate", 4, 2)
+
+
 def test_a_source_that_changes_during_the_run_is_noticed(config: Config, tmp_path: Path) -> None:
-    vllm = Vllm(lambda name, number: {"vllm": "0.28.0"} if name == "candidate" else {})
-    with pytest.raises(LocalizerError, match="it changed during the run"):
+    vllm = Vllm(lambda name, number: {"vllm": OTHER_VERSION} if name == "candidate" else {})
+    with pytest.raises(LocalizerError, match="what it was when the run began"):
         going(config, tmp_path, vllm)
 
 
