@@ -16,6 +16,7 @@ from localizer.errors import CaptureFailed, LocalizerError
 COMMANDS = {
     "capture": "Run a workload on a vLLM and record what it computes.",
     "diff": "Compare two captures and name the first place that differs.",
+    "report": "Write what two captures say about each other, to be read or sent on.",
     "init": "Write a commented localize.toml, to be edited and run.",
     "run": "Run candidate and parent, with controls and a witness pass, and name the first difference.",
     "intervene": "Change one thing in a running vLLM and put it back: what did that change?",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localizer.cli.options import captures_root, output_format
+from localizer.cli.options import captures_root, result_format
 from localizer.workload.plan import parse_pairs
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     help="End with 1 only where the difference is shown to be the candidate's, with 0 only where nothing "
     "differs and both sources repeat themselves, else with 125.",
 )
-@output_format
+@result_format
 @captures_root
 @click.pass_context
 def command(

@@ -15,6 +15,7 @@ from localizer.diff.details import Details
 from localizer.diff.explain import Steps
 from localizer.diff.explain import explain as explained
 from localizer.diff.localize import Localizer
+from localizer.diff.mapped import mapped
 from localizer.diff.places import place
 from localizer.diff.result import (
     Both,
@@ -30,6 +31,7 @@ from localizer.diff.result import (
     Symptom,
     Tolerance,
 )
+from localizer.diff.returned import returned
 from localizer.diff.speculation import speculation
 from localizer.diff.summary import summarize
 from localizer.diff.tokens import DecidingSteps, TokenComparison, compare_tokens
@@ -47,6 +49,7 @@ def diff(
     tolerances: Sequence[Tolerance] = (),
     explain: bool = False,
     payload: bool = False,
+    cells: bool = False,
 ) -> Result:
     """Compare two captures.
 
@@ -57,6 +60,7 @@ def diff(
         tolerances: mark what differs by little; they change neither what is compared nor the verdict.
         explain: whether the result holds the plan.
         payload: compare rows that both sides kept as well, byte for byte.
+        cells: whether the result holds what a map is drawn from, and the tokens that differ.
 
     Raises:
         DamagedCapture: a capture is not what its records say; checked before anything is compared, but for
@@ -69,7 +73,8 @@ def diff(
         capture.check(payload=False)
     equal = workloads_equal(candidate, parent)
     parity = compare_tokens(candidate, parent, equal_workloads=equal)
-    return _diff(candidate, parent, align(candidate, parent), parity, controls, tolerances, explain, payload)
+    alignment = align(candidate, parent)
+    return _diff(candidate, parent, alignment, parity, controls, tolerances, explain, payload, cells)
 
 
 def check_keys(captures: Sequence[Capture]) -> None:
@@ -88,7 +93,12 @@ def check_keys(captures: Sequence[Capture]) -> None:
 
 
 def diff_within(
-    capture: Capture, *, tolerances: Sequence[Tolerance] = (), explain: bool = False, payload: bool = False
+    capture: Capture,
+    *,
+    tolerances: Sequence[Tolerance] = (),
+    explain: bool = False,
+    payload: bool = False,
+    cells: bool = False,
 ) -> Result:
     """Compare rows of one capture with the first earlier ones of equal prefix (`localizer.diff.within`).
 
@@ -98,7 +108,8 @@ def diff_within(
     capture.check(payload=False)
     paired = requests_within(capture)
     parity = compare_tokens(capture, capture, equal_workloads=False, paired=paired)
-    found = _diff(capture, capture, align_within(capture), parity, (), tolerances, explain, payload)
+    alignment = align_within(capture)
+    found = _diff(capture, capture, alignment, parity, (), tolerances, explain, payload, cells)
     speculated = found.speculation
     if speculated is not None:
         speculated = msgspec.structs.replace(speculated, parent=speculated.candidate)
@@ -114,6 +125,7 @@ def _diff(
     tolerances: Sequence[Tolerance],
     explain: bool,
     payload: bool,
+    cells: bool,
 ) -> Result:
     obstacles = verdict.not_comparable(candidate, parent, parity.tokens, len(alignment))
     comparison = Comparison.nothing(alignment) if obstacles else compare(candidate, parent, alignment)
@@ -152,6 +164,8 @@ def _diff(
     )
     return Result(
         plan=explained(steps) if explain else None,
+        cells=mapped(steps, details) if cells else None,
+        returned=returned(candidate, parent, parity) if cells else None,
         verdict=found,
         attribution=attribution,
         controls=controlled,
@@ -213,6 +227,10 @@ def cover(
             candidate_only=list(alignment.candidate_only),
             parent_only=list(alignment.parent_only),
             not_applicable=skipped,
+            not_comparable={
+                name: Both(candidate=one, parent=other)
+                for name, (one, other) in alignment.other_digest.items()
+            },
         ),
         pairs=PairCoverage(
             compared=int(comparison.compared_rows.sum()),

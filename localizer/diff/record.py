@@ -18,3 +18,10 @@ class Both(Record, Generic[T], frozen=True, kw_only=True):
 
     candidate: T
     parent: T
+
+
+class Value(Record, frozen=True, kw_only=True):
+    """One element: its bytes, most significant first, and its decimal value."""
+
+    hex: str
+    decimal: str

@@ -8,8 +8,10 @@ import msgspec
 
 from localizer.diff.attribution import NO_CONTROL as NO_CONTROL
 from localizer.diff.attribution import Controls
+from localizer.diff.cells import Cells, Returned
 from localizer.diff.plan import Plan
 from localizer.diff.record import Both, Record
+from localizer.diff.record import Value as Value
 from localizer.store.schema import Native
 
 SCHEMA = 1
@@ -141,13 +143,6 @@ class FedBy(Record, frozen=True, kw_only=True):
     equal: int
     differ: int
     not_compared: int
-
-
-class Value(Record, frozen=True, kw_only=True):
-    """One element: its bytes, most significant first, and its decimal value."""
-
-    hex: str
-    decimal: str
 
 
 class TopTwo(Record, frozen=True, kw_only=True):
@@ -387,13 +382,18 @@ class RowCoverage(Record, frozen=True, kw_only=True):
     without_counterpart: Both[dict[str, int]]
 
 
-class SiteCoverage(Record, frozen=True, kw_only=True):
-    """Sites that both hold, and those that only one holds."""
+class SiteCoverage(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Sites that both hold, and those that only one holds.
+
+    Attributes:
+        not_comparable: sites that both hold, not among `shared`: their digests are of these algorithms.
+    """
 
     shared: int
     candidate_only: list[str]
     parent_only: list[str]
     not_applicable: dict[str, str]
+    not_comparable: dict[str, Both[str]] = msgspec.field(default_factory=dict)
 
 
 class PairCoverage(Record, frozen=True, kw_only=True):
@@ -549,3 +549,5 @@ class Result(Record, frozen=True, kw_only=True):
     sites: list[SiteResult]
     coverage: Coverage
     plan: Plan | None = None
+    cells: Cells | None = None
+    returned: Returned | None = None

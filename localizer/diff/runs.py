@@ -15,6 +15,7 @@ SAME, OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS, UNFINISHED = (
     "rows",
     "incomplete",
 )
+DIFFERS = frozenset({SAME, OTHER_TOKENS, OTHER_LOGPROBS, OTHER_ROWS, UNFINISHED})
 """What two runs that should be equal differ in; of runs that are not complete nothing is said."""
 
 
@@ -225,8 +226,8 @@ class Probed(Record, frozen=True, kw_only=True):
     probe: Probe
 
 
-class RunResult(Record, frozen=True, kw_only=True):
-    """What `localize run` found.
+class RunFacts(Record, frozen=True, kw_only=True):
+    """What the captures of a run say of each other, beside its diff.
 
     Attributes:
         verdict, attribution, reasons: as of a diff; the order of reasons is that of their weight. The
@@ -242,10 +243,6 @@ class RunResult(Record, frozen=True, kw_only=True):
         compiled: digests of generated code, candidate and controls each against the parent.
         probes: of the first runs with taps.
         witness: None where there is nothing to witness, or none was asked for.
-        first: of `diff`.
-        differences: known before anything ran; and the KV blocks, where they were set.
-        diff: candidate against parent: of the witness pass where that reproduced, else of the first pass.
-        first_pass: of the first pass.
         steps: the captures of the run, in order.
     """
 
@@ -265,8 +262,20 @@ class RunResult(Record, frozen=True, kw_only=True):
     compiled: list[CompiledCode]
     probes: list[Probed]
     witness: Witness | None
+    steps: list[RunStep]
+
+
+class RunResult(RunFacts, frozen=True, kw_only=True):
+    """What `localize run` found.
+
+    Attributes:
+        first: of `diff`.
+        differences: known before anything ran; and the KV blocks, where they were set.
+        diff: candidate against parent: of the witness pass where that reproduced, else of the first pass.
+        first_pass: of the first pass.
+    """
+
     first: Finding | None
     differences: list[Difference]
     diff: Result
     first_pass: Result
-    steps: list[RunStep]

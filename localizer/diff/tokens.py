@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,26 +64,16 @@ def compare_tokens(
     """Compare the tokens of requests that were asked the same: those `paired`, or as `pair_requests` does."""
     if paired is None:
         paired = pair_requests(candidate, parent, equal_workloads=equal_workloads)
-    ours, theirs = candidate.outputs, parent.outputs
-    asked = candidate.open.workload.max_tokens, parent.open.workload.max_tokens
-    if asked[0] != asked[1]:  # what only one side was asked for is missing on no side
-        ours = {name: tokens[: min(asked)] for name, tokens in ours.items()}
-        theirs = {name: tokens[: min(asked)] for name, tokens in theirs.items()}
+    ours, theirs = outputs_of_both(candidate, parent)
     done = _finished(candidate), _finished(parent)
     compared = tuple(
         _compare(one, other, ours[one], theirs[other], one in done[0] and other in done[1])
         for one, other in paired
         if one in ours and other in theirs
     )
-    differing = [request for request in compared if request.first is not None]
     steps = DecidingSteps(candidate)
-    number = {name: index for index, name in enumerate(candidate.requests)}
-
-    def causal(request: RequestTokens) -> tuple[bool, int, int, int]:
-        step = steps.of(request.candidate, request.first or 0)
-        return (step is None, step or 0, number[request.candidate], request.first or 0)
-
-    first = min(differing, key=causal, default=None)
+    differing = in_causal_order(compared, candidate, steps)
+    first = differing[0] if differing else None
     most = max(len(candidate.requests), len(parent.requests))
     tokens = Tokens(
         requests=len(compared),
@@ -106,6 +96,29 @@ def compare_tokens(
     return TokenComparison(
         tokens, compared, first, None if first is None else steps.of(first.candidate, first.first or 0)
     )
+
+
+def outputs_of_both(candidate: Capture, parent: Capture) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """The tokens of both sides by request, as far as both were asked for."""
+    ours, theirs = candidate.outputs, parent.outputs
+    asked = candidate.open.workload.max_tokens, parent.open.workload.max_tokens
+    if asked[0] != asked[1]:  # what only one side was asked for is missing on no side
+        ours = {name: tokens[: min(asked)] for name, tokens in ours.items()}
+        theirs = {name: tokens[: min(asked)] for name, tokens in theirs.items()}
+    return ours, theirs
+
+
+def in_causal_order(
+    requests: Iterable[RequestTokens], candidate: Capture, steps: DecidingSteps
+) -> list[RequestTokens]:
+    """Those that differ, by the candidate's step that decided their first difference, where it is known."""
+    number = {name: index for index, name in enumerate(candidate.requests)}
+
+    def causal(request: RequestTokens) -> tuple[bool, int, int, int]:
+        step = steps.of(request.candidate, request.first or 0)
+        return (step is None, step or 0, number[request.candidate], request.first or 0)
+
+    return sorted((request for request in requests if request.first is not None), key=causal)
 
 
 def pair_requests(candidate: Capture, parent: Capture, *, equal_workloads: bool) -> list[tuple[str, str]]:

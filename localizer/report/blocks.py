@@ -23,12 +23,16 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of text; `right` names the columns set flush right, `loud` the rows that matter."""
+    """Columns of text.
+
+    `right` names the columns set flush right, `loud` the rows that matter, `bar` a column of bars drawn in #.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: frozenset[int] = frozenset()
     loud: frozenset[int] = frozenset()
+    bar: int | None = None
 
 
 Block = Line | Bullets | Table

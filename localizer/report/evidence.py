@@ -28,15 +28,30 @@ def patterns_and_reasons(
         requests: what the requests are called whose first differences are counted.
         sides: what the two rows of a pair are called.
     """
+    yield from flip_and_signatures(result, sides)
+    yield from histogram(result, requests)
+    yield from reasons(result)
+
+
+def flip_and_signatures(result: Result, sides: tuple[str, str] = (CANDIDATE, PARENT)) -> Iterator[Block]:
+    """The first argmax flip, and patterns in where differences enter."""
     row = result.rows.amplifier
     if row is not None:
         where = f"request {clean(row.request)}, position {row.position} (step {row.step})"
         yield Line(f"first argmax flip: {where}: {wording.logits(row.logits, sides)}")
     for pattern in result.signatures:
         yield Line(f"signature: {patterns.sentence(pattern)}")
+
+
+def histogram(result: Result, requests: str = "requests") -> Iterator[Block]:
+    """Where the requests first differ, where that is not one place."""
     if len(result.histogram) > 1:
         yield Line(f"First differences of the {requests}", "heading")
         yield patterns.histogram(result.histogram)
+
+
+def reasons(result: Result) -> Iterator[Block]:
+    """What limits the verdict or stands beside it."""
     if result.reasons:
         yield Line("Reasons" if result.verdict == INCONCLUSIVE else "Beside the verdict", "heading")
         yield Bullets([f"{wording.reason(item)}." for item in result.reasons])

@@ -68,4 +68,4 @@ def histogram(bars: Sequence[FirstAt]) -> Table:
     if len(bars) > SHOWN:
         rest = sum(bar.requests for bar in bars[SHOWN:])
         rows.append([f"… {count(len(bars) - SHOWN, 'more place')}", "", f"{rest:,}", ""])
-    return Table(["site", "position", "requests", ""], rows, frozenset({1, 2}))
+    return Table(["site", "position", "requests", ""], rows, frozenset({1, 2}), bar=3)

@@ -22,10 +22,11 @@ from localizer.diff.runs import (
     Parity,
     Repetition,
     Reproduction,
+    RunFacts,
     RunResult,
     RunStep,
 )
-from localizer.report import controls, text, wording
+from localizer.report import controls, markdown, text, wording
 from localizer.report import json as diff_json
 from localizer.report.blocks import Block, Bullets, Line, Table
 from localizer.report.counts import count
@@ -36,9 +37,11 @@ from localizer.report.scope import scope as diff_scope
 
 
 def render(style: str, result: RunResult, stream: TextIO) -> None:
-    """Write the report as "text" or "json"."""
+    """Write the report as "text", "json" or "markdown"."""
     if style == "json":
         diff_json.write(tree(result), stream)
+    elif style == "markdown":
+        markdown.write(document(result), stream)
     else:
         text.write(document(result), stream)
 
@@ -67,10 +70,8 @@ def document(result: RunResult) -> Iterator[Block]:
     yield from text.differing([*_own_blocks(result), *result.diff.differences])
     yield from _parity(result.parity)
     yield Line("What the runs say of each other", "heading")
-    yield Bullets(
-        [*_to_do(result), *_steadiness(result), *_cache(result), *_compiled(result), *_probes(result)]
-    )
-    yield from _witness(result)
+    yield Bullets([*said(result), *_probes(result)])
+    yield from witnessed(result)
     yield from text.body(result.diff)
     yield Line("Captures of this run", "heading")
     rows = [[item.step, clean(item.capture), f"{item.seconds:.0f}", _state(item)] for item in result.steps]
@@ -151,13 +152,21 @@ def _choice(choice: Choice) -> str:
     return f"chose {token}" + (f" of {wording.top(choice.top)}" if choice.top is not None else "")
 
 
-def _to_do(result: RunResult) -> Iterator[str]:
+def said(result: RunFacts) -> Iterator[str]:
+    """What is to be done, and what the runs say of each other: repeats, observer, caches, compiled code."""
+    yield from _to_do(result)
+    yield from _steadiness(result)
+    yield from _cache(result)
+    yield from _compiled(result)
+
+
+def _to_do(result: RunFacts) -> Iterator[str]:
     """Reasons after which something is to be done."""
     codes = verdict.RUN_UNFINISHED, verdict.WITNESS_UNFINISHED, verdict.NOT_PINNED
     yield from (wording.reason(item) for item in result.reasons if item.code in codes)
 
 
-def _steadiness(result: RunResult) -> Iterator[str]:
+def _steadiness(result: RunFacts) -> Iterator[str]:
     """Sentences on reproducibility, observer and repeats."""
     for item in result.untapped:
         if item.differs == SAME:
@@ -229,7 +238,7 @@ def _token(first: TokenFirst | None) -> str:
     )
 
 
-def _cache(result: RunResult) -> Iterator[str]:
+def _cache(result: RunFacts) -> Iterator[str]:
     blocks = set(result.kv_blocks.values())
     if result.pinned is not None:
         own = ", ".join(
@@ -255,7 +264,7 @@ def _blocks(number: int | None) -> str:
     return "an unknown number" if number is None else f"{number:,}"
 
 
-def _compiled(result: RunResult) -> Iterator[str]:
+def _compiled(result: RunFacts) -> Iterator[str]:
     if result.compile_cache == "shared":
         yield (
             "the compile cache was shared: runs of the parent take each other's code, the candidate does "
@@ -267,12 +276,13 @@ def _compiled(result: RunResult) -> Iterator[str]:
             yield f"{what} for {clean(item.one)} and {clean(item.other)}"
 
 
-def _probes(result: RunResult) -> Iterator[str]:
+def _probes(result: RunFacts) -> Iterator[str]:
     for item in result.probes:
         yield f"probe in {clean(item.capture)}: {probed(item.probe)}"
 
 
-def _witness(result: RunResult) -> Iterator[Block]:
+def witnessed(result: RunFacts) -> Iterator[Block]:
+    """What came again in the witness pass; nothing where there was none."""
     found = result.witness
     if found is None:
         return
@@ -339,6 +349,6 @@ def scope(result: RunResult) -> Scope:
         open_questions.append("Whether taps change what both sources compute: see what the runs say.")
     open_questions.append(
         "How the sources behave under other loads: rounds are queued whole before their first step; "
-        "`vllm serve` and AsyncLLM were not run."
+        "vllm serve and AsyncLLM were not run."
     )
     return Scope(establishes=established, does_not_establish=open_questions)

@@ -7,8 +7,13 @@ _LIMIT = 400
 
 def clean(text: str, limit: int = _LIMIT) -> str:
     """`text` in one line, everything that does not print as escapes, cut after `limit` characters."""
-    shown = "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text[:limit].encode("utf-8", "backslashreplace").decode()
-    )
+    shown = escaped(text[:limit])
     return shown if len(text) <= limit else shown + "..."
+
+
+def escaped(text: str) -> str:
+    """`text` in one line, everything that does not print (line ends, bidi marks) as escapes."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text.encode("utf-8", "backslashreplace").decode()
+    )

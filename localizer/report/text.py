@@ -78,20 +78,8 @@ def answer(result: Result) -> Iterator[Block]:
 
 def body(result: Result) -> Iterator[Block]:
     """The evidence, the captures and what of them was compared."""
-    first = result.first
     yield Line("Evidence", "heading")
-    if first is not None:
-        yield Line(wording.blame(first))
-        if code := wording.code(first.segment):
-            yield Line(code)
-        yield Line(wording.elements(first))
-        if first.parent_request != first.request:
-            theirs = f"request {clean(first.parent_request)}, step {first.parent_step}"
-            yield Line(f"In the parent the row is of {theirs}.")
-        if first.logits is not None:
-            yield Line(f"Highest logits: {wording.logits(first.logits)}")
-        if place(first.site).draft and (other := speculation.other_drafts(result)):
-            yield Line(other)
+    yield from finding(result)
     yield from evidence.target(result)
     yield Line(f"tokens: {wording.tokens(result.tokens)}")
     yield Line("; ".join(filter(None, [_prompts(result), wording.repeats(result.tokens)])))
@@ -99,12 +87,30 @@ def body(result: Result) -> Iterator[Block]:
         yield Line(f"speculation: {speculation.summary(result)}")
     yield from evidence.patterns_and_reasons(result, "requests")
     yield Line("Captures", "heading")
-    yield _captures(result)
+    yield captures(result)
     yield from controls.blocks(result)
     yield from rows.blocks(result)
     yield from evidence.sites_table(result)
     yield Line("Coverage", "heading")
-    yield Bullets(list(_coverage(result)))
+    yield Bullets(list(coverage(result)))
+
+
+def finding(result: Result) -> Iterator[Block]:
+    """The first difference in full; nothing where no site differs."""
+    first = result.first
+    if first is None:
+        return
+    yield Line(wording.blame(first))
+    if code := wording.code(first.segment):
+        yield Line(code)
+    yield Line(wording.elements(first))
+    if first.parent_request != first.request:
+        theirs = f"request {clean(first.parent_request)}, step {first.parent_step}"
+        yield Line(f"In the parent the row is of {theirs}.")
+    if first.logits is not None:
+        yield Line(f"Highest logits: {wording.logits(first.logits)}")
+    if place(first.site).draft and (other := speculation.other_drafts(result)):
+        yield Line(other)
 
 
 def plain(block: Block) -> Iterator[str]:
@@ -133,7 +139,8 @@ def _prompts(result: Result) -> str:
     return f"{equal}, the workloads are not: requests are paired by equal prompt, rows by prefix alone"
 
 
-def _captures(result: Result) -> Table:
+def captures(result: Result) -> Table:
+    """Which two captures were read."""
     both = (("candidate", result.captures.candidate), ("parent", result.captures.parent))
     rows = [[side, clean(it.label), clean(it.vllm), it.state, clean(it.created)] for side, it in both]
     header = ["", "capture", "vLLM", "state", "created"]
@@ -142,26 +149,29 @@ def _captures(result: Result) -> Table:
     return Table([*header, "path"], [[*row, clean(it.path)] for row, (_, it) in zip(rows, both, strict=True)])
 
 
-def differing(differences: list[Difference]) -> Iterator[Block]:
+def differing(
+    differences: list[Difference], shown: int = SETTINGS_SHOWN, widest: int = WIDEST_VALUE
+) -> Iterator[Block]:
     """What else differs between the two captures: it often is the answer."""
     if not differences:
         yield Line("parity: nothing else that both captures record differs")
         return
     yield Line("What else differs", "heading")
     rows = [
-        [clean(item.setting), _value(item.candidate), _value(item.parent)]
-        for item in differences[:SETTINGS_SHOWN]
+        [clean(item.setting), _value(item.candidate, widest), _value(item.parent, widest)]
+        for item in differences[:shown]
     ]
     yield Table(["setting", "candidate", "parent"], rows)
-    if len(differences) > SETTINGS_SHOWN:
-        yield Line(f"  … and {len(differences) - SETTINGS_SHOWN} more; --format json lists all")
+    if len(differences) > shown:
+        yield Line(f"  … and {len(differences) - shown} more; --format json lists all")
 
 
-def _value(value: object) -> str:
-    return "—" if value is None else clean(str(value), WIDEST_VALUE)
+def _value(value: object, widest: int) -> str:
+    return "—" if value is None else clean(str(value), widest)
 
 
-def _coverage(result: Result) -> Iterator[str]:
+def coverage(result: Result) -> Iterator[str]:
+    """What of the captures was compared, in sentences."""
     cover = result.coverage
     rows, pairs = cover.rows, cover.pairs
     yield (
@@ -191,6 +201,14 @@ def _coverage(result: Result) -> Iterator[str]:
         if names:
             shown = [clean(name) for name in names[:NAMES_SHOWN]] + ["…"] * (len(names) > NAMES_SHOWN)
             yield f"only in the {side}: {count(len(names), 'site')} ({', '.join(shown)})"
+    if cover.sites.not_comparable:
+        algorithms = {
+            name for both in cover.sites.not_comparable.values() for name in (both.candidate, both.parent)
+        }
+        yield (
+            f"not comparable: {count(len(cover.sites.not_comparable), 'site')}, "
+            f"whose digests are of {' and '.join(map(clean, sorted(algorithms)))}"
+        )
     if cover.sites.not_applicable:
         yield f"not there, or not to be seen in these runs: {count(len(cover.sites.not_applicable), 'site')}"
     layers = {clean(cover.layers.candidate), clean(cover.layers.parent)}

@@ -6,7 +6,7 @@ import hashlib
 import io
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from localizer.diff import diff
 from localizer.diff.align import workloads_equal
 from localizer.diff.result import Result
+from localizer.diff.runs import RunFacts
 from localizer.errors import LocalizerError
 from localizer.report import json
 from localizer.report.archive import readme
@@ -26,7 +27,7 @@ from localizer.store.redact import TOKEN_SITES, Redactor
 from localizer.store.schema import DIGEST_BYTES
 from localizer.store.verify import check_payload
 
-RESULT, README = "result.json", "README.txt"
+RESULT, README, RUN = "result.json", "README.txt", "run.json"
 DIGEST_SHARES = (0.96, 0.8, 0.6, 0.4, 0.2)
 """Parts of the limit that digests may take, which compress badly: the first with which all fits. Before that
 what the diff reads of payload is set aside, up to half of the limit."""
@@ -80,6 +81,7 @@ def attach(
     *,
     limit: int,
     redact: bool,
+    run: RunFacts | None = None,
 ) -> Packed:
     """Compare captures and pack them.
 
@@ -90,6 +92,7 @@ def attach(
         path: of the archive.
         limit: bytes that it may have.
         redact: take away what must not be told.
+        run: what `localize run` said of its captures, as `localizer.run.attached` takes it from there.
 
     Raises:
         DamagedCapture: a capture is not what its records say.
@@ -107,12 +110,13 @@ def attach(
             )
     result = diff(captures[0], captures[1], captures[2:])
     redactor = Redactor(captures, _witnesses(result, captures)) if redact else None
+    told = {} if run is None else {RUN: _encoded(msgspec.to_builtins(run))}
     found: tuple[Result, bytes] | int = 0
     reserved = min(sum(keep.payload_bytes(it, it.were_read()) for it in captures), limit // 2)
     for share in DIGEST_SHARES:
         _choose(sides, result, redactor, int(share * (limit - reserved)) // DIGEST_BYTES)
         with tempfile.TemporaryDirectory(prefix="localizer-") as scratch:
-            found = _fit(sides, redactor, limit, Path(scratch))
+            found = _fit(sides, redactor, limit, Path(scratch), told)
         if not isinstance(found, int):
             break
     else:
@@ -173,20 +177,21 @@ def _choose(sides: Sequence[_Side], result: Result, redactor: Redactor | None, m
 
 
 def _fit(
-    sides: Sequence[_Side], redactor: Redactor | None, limit: int, scratch: Path
+    sides: Sequence[_Side], redactor: Redactor | None, limit: int, scratch: Path, told: Mapping[str, bytes]
 ) -> tuple[Result, bytes] | int:
     """The archive with as much payload as fits and the diff of what is in it; or its size without payload."""
     captures, wanted = [side.original for side in sides], [side.wanted for side in sides]
     if sum(map(keep.payload_bytes, captures, wanted)) <= HOPELESS * limit:
-        result, blob = _written(sides, wanted, redactor, scratch / "all")
+        result, blob = _written(sides, wanted, redactor, scratch / "all", told)
         if len(blob) <= limit:
             return result, blob
     order = [keep.importance(capture) for capture in captures]
-    bare = _written(sides, [np.zeros_like(cells) for cells in wanted], redactor, scratch / "bare")
+    nothing = [np.zeros_like(cells) for cells in wanted]
+    bare = _written(sides, nothing, redactor, scratch / "bare", told)
     budget = max(0, limit - len(bare[1]) - SPARE)
     while budget:
         chosen = keep.choose_payload(captures, wanted, order, budget)
-        result, blob = _written(sides, chosen, redactor, scratch / "some")
+        result, blob = _written(sides, chosen, redactor, scratch / "some", told)
         if len(blob) <= limit:
             return result, blob
         budget = int(budget * SHRINK) if budget > SPARE else 0
@@ -194,7 +199,11 @@ def _fit(
 
 
 def _written(
-    sides: Sequence[_Side], chosen: Sequence[np.ndarray], redactor: Redactor | None, folder: Path
+    sides: Sequence[_Side],
+    chosen: Sequence[np.ndarray],
+    redactor: Redactor | None,
+    folder: Path,
+    told: Mapping[str, bytes],
 ) -> tuple[Result, bytes]:
     """The diff of the captures with the chosen payload, and the archive of them.
 
@@ -212,11 +221,10 @@ def _written(
         check_payload(Capture(folder / side.name))
     captures = [Capture(folder / side.name, side.name) for side in sides]
     result = diff(captures[0], captures[1], captures[2:])
-    text = io.StringIO()
-    json.render(result, text)
     members: dict[str, bytes | Path] = {
-        README: readme({side.name: side.left_out for side in sides}, result).encode(),
-        RESULT: text.getvalue().encode(),
+        README: readme({side.name: side.left_out for side in sides}, result, bool(told)).encode(),
+        RESULT: _encoded(json.tree(result)),
+        **told,
     }
     for side in sides:
         files = [file for file in sorted((folder / side.name).rglob("*")) if file.is_file()]
@@ -225,6 +233,12 @@ def _written(
     blob = (folder / "archive.zip").read_bytes()
     shutil.rmtree(folder)
     return result, blob
+
+
+def _encoded(plain: dict[str, Any]) -> bytes:
+    text = io.StringIO()
+    json.write(plain, text)
+    return text.getvalue().encode()
 
 
 def differences(one: Result, other: Result) -> list[str]:

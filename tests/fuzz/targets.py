@@ -21,7 +21,7 @@ from localizer.diff import diff, diff_within
 from localizer.diff.result import Result
 from localizer.errors import LocalizerError
 from localizer.report import captures
-from localizer.report.formats import FORMATS, render
+from localizer.report.formats import BINARY, SUFFIXES, render
 from localizer.report.safe import clean
 from localizer.store import tensors
 from localizer.store.reader import Capture
@@ -191,13 +191,13 @@ def use_captures(data: bytes, scratch: Path) -> None:
                 capture.row_payload(site.name, row)
     for pair in ((folder, sound), (sound, folder), (folder, folder)):
         with refusing():
-            shown(diff(*map(Capture, pair), explain=True))
+            shown(diff(*map(Capture, pair), explain=True, cells=True))
     with refusing():
         shown(diff(Capture(sound), Capture(sound), [Capture(folder)]))
     with refusing():
         shown(diff(Capture(sound), Capture(folder), [Capture(_copy(sound, scratch))]))
     with refusing():
-        shown(diff_within(Capture(folder), explain=True))
+        shown(diff_within(Capture(folder), explain=True, cells=True))
 
 
 def _copy(sound: Path, scratch: Path) -> Path:
@@ -212,8 +212,8 @@ def _copy(sound: Path, scratch: Path) -> Path:
 
 
 def shown(found: Result) -> None:
-    """Print a result in every form."""
-    for form in FORMATS:
+    """Print a result in every form that is text."""
+    for form in SUFFIXES.keys() - BINARY:
         stream = io.StringIO()
         render(form, found, stream)
         dead(stream.getvalue())

@@ -359,6 +359,7 @@ def test_attach_says_what_it_made(
     code, out, _ = localize(
         monkeypatch, capsys, "attach", "candidate", "parent", "--no-redact", "-o", "y.zip"
     )
-    assert (code, len(out.splitlines())) == (0, 1)
+    assert (code, [line.split(": ")[0] for line in out.splitlines()[:2]]) == (0, ["y.zip", "y.md"])
+    assert "left out" not in out
     for size in ("25", "1TB", "-1MB", "x"):
         assert localize(monkeypatch, capsys, "attach", "candidate", "parent", "--limit", size)[0] == 2

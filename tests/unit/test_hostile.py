@@ -271,6 +271,9 @@ def test_odd_captures_that_are_read(
     cooked(tmp_path, *edits)
     small(tmp_path / "captures", name="good")
     assert codes(run) == expected
+    said = run("report", "hostile", "good", "--format", "html")
+    assert said.code == 0
+    assert said.out.count("<script") == said.out.count("</script") == 2
 
 
 STEPS = "rank-0/steps-00000.jsonl"
@@ -378,7 +381,8 @@ def test_little_is_done_for_a_capture_that_says_little(tmp_path: Path, what: str
     cooked(tmp_path, *edits, base=base)
     small(tmp_path / "captures", name="good")
     name = "hostile"
-    for arguments in (("verify", name), ("show", name), ("diff", name, name), ("diff", "good", name)):
+    commands = ("verify", name), ("show", name), ("diff", name, name), ("diff", "good", name)
+    for arguments in (*commands, ("report", "good", name, "--format", "html")):
         command = [sys.executable, "-c", LIMITED, *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode in (0, 3), done.stderr

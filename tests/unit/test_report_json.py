@@ -19,7 +19,7 @@ from localizer.report.formats import render
 KEYS = {
     "schema", "verdict", "attribution", "reasons", "workloads_equal", "captures", "tokens", "first", "rows",
     "requests", "signatures", "histogram", "sites", "coverage", "differences", "scope", "speculation",
-    "tolerances", "summary", "first_rows", "controls", "plan",
+    "tolerances", "summary", "first_rows", "controls", "plan", "cells", "returned",
 }  # fmt: skip
 
 
@@ -131,12 +131,13 @@ def test_the_keys_of_the_example_in_the_docs(made: Made) -> None:
 
 def test_every_key_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "result.md").read_text()
-    from localizer.diff import attribution, plan, result
+    from localizer.diff import attribution, cells, plan, result
 
-    for record in (item for module in (result, attribution, plan) for item in vars(module).values()):
+    for record in (item for module in (result, attribution, plan, cells) for item in vars(module).values()):
         if isinstance(record, type) and issubclass(record, result.Record):
             for field in record.__struct_encode_fields__:
                 assert f"`{field}`" in page, f"{record.__name__}.{field} is not in docs/result.md"
     codes = [code for name, code in vars(attribution).items() if name.isupper()]
-    for code in [*codes, *plan.UNPAIRED]:
+    states = cells.CLASS_STATES | {"different": "?", "equal": "=", "not compared": "-", "not applicable": "."}
+    for code in [*codes, *plan.UNPAIRED, *states.values()]:
         assert f"`{code}`" in page

@@ -1,0 +1,1 @@
+"""GitHub's REST API: the one part of localizer that talks to the network."""
