@@ -201,6 +201,14 @@ def coverage(result: Result) -> Iterator[str]:
         if names:
             shown = [clean(name) for name in names[:NAMES_SHOWN]] + ["…"] * (len(names) > NAMES_SHOWN)
             yield f"only in the {side}: {count(len(names), 'site')} ({', '.join(shown)})"
+    if cover.sites.not_comparable:
+        algorithms = {
+            name for both in cover.sites.not_comparable.values() for name in (both.candidate, both.parent)
+        }
+        yield (
+            f"not comparable: {count(len(cover.sites.not_comparable), 'site')}, "
+            f"whose digests are of {' and '.join(map(clean, sorted(algorithms)))}"
+        )
     if cover.sites.not_applicable:
         yield f"not there, or not to be seen in these runs: {count(len(cover.sites.not_applicable), 'site')}"
     layers = {clean(cover.layers.candidate), clean(cover.layers.parent)}
