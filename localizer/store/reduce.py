@@ -14,11 +14,11 @@ import xxhash
 
 from localizer.store import schema, tensors, trace
 from localizer.store.digest import shard_algorithm
+from localizer.store.journal import append_journal
 from localizer.store.reader import Capture
 from localizer.store.redact import LEFT_OUT, LOG_TEXT, Redactor
 from localizer.store.schema import COLUMNS, JOURNAL, LOG, MANIFEST, OPEN, ROW_INDEX, Coverage, Shard
 from localizer.store.sets import RowSet
-from localizer.store.writer import append_journal
 
 
 @dataclass(frozen=True)

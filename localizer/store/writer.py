@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from localizer.store import steps, tensors
 from localizer.store.digest import ALGORITHMS, XXH3, row_digests, shard_algorithm
 from localizer.store.dtypes import NUMPY
 from localizer.store.grid import Grid
+from localizer.store.journal import append_journal
 from localizer.store.prefix import RequestPrefixes
 from localizer.store.schema import (
     COLUMNS,
     DIGEST_BYTES,
-    JOURNAL,
     KINDS,
     ROW_INDEX,
     Shard,
@@ -457,14 +456,6 @@ def _placed(done: Sequence[Step], site: int) -> list[tuple[np.ndarray, Stored]]:
                 found.append((np.array(part.rows, np.int64) + start, part))
         start += len(step)
     return found
-
-
-def append_journal(folder: Path, shard: Shard) -> None:
-    """Add one line to the journal and make it durable."""
-    with (folder / JOURNAL).open("ab") as handle:
-        handle.write(msgspec.json.encode(shard) + b"\n")
-        handle.flush()
-        os.fsync(handle.fileno())
 
 
 def execution_order(count: int, seen: Sequence[int]) -> list[int]:
