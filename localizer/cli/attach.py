@@ -150,6 +150,7 @@ def _pack(
     from localizer.run import attached
     from localizer.run.attach import attach
     from localizer.store.names import load
+    from localizer.store.output import replaceable, spare
 
     facts = None
     if run is not None:
@@ -165,4 +166,6 @@ def _pack(
         both = load(root, candidate), load(root, parent)
         further = [load(root, name) for name in controls]
     path = output or attached.file_name(*both)
+    spare(path, root, filter(None, [candidate, parent, *controls]))
+    replaceable(path)
     return attach(*both, further, path, limit=limit, redact=redact, run=facts)

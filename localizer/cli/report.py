@@ -11,6 +11,7 @@ import click
 from localizer.cli.comparison import compare, comparison
 from localizer.errors import LocalizerError
 from localizer.report.formats import BINARY, SUFFIXES, TEXT, encoded, render
+from localizer.store.output import spare, write
 
 
 @click.command("report")
@@ -38,9 +39,11 @@ def command(style: str | None, output: Path | None, **what: Any) -> None:
     form = style or (endings.get(output.suffix.lower(), TEXT) if output is not None else TEXT)
     if form in BINARY and output is None:
         raise LocalizerError(f"A report in {form} is no text; name its file with -o FILE.")
+    if output is not None:
+        spare(output, what["root"], filter(None, [what["candidate"], what["parent"], *what["controls"]]))
     result = compare(cells=form != TEXT, **what)
     if output is not None:
-        output.write_bytes(encoded(form, result))
+        write(output, encoded(form, result))
     elif form == TEXT:  # a terminal has colours
         render(form, result, sys.stdout)
     else:

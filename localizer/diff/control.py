@@ -82,11 +82,16 @@ class Examined:
 
 
 def check_controls(candidate: Capture, parent: Capture, controls: Sequence[Capture]) -> None:
-    """Check that every control is a capture of its own, and of the parent's model.
+    """Check that candidate, parent and every control are captures of their own, the last of the parent's model.
 
     Raises:
         LocalizerError: one is not.
     """
+    if _same(candidate, parent):
+        raise LocalizerError(
+            f"{parent.shown} is the candidate itself, which says nothing about another run; "
+            "name two captures, or compare one with itself with --within."
+        )
     known = [("the candidate", candidate), ("the parent", parent)]
     for control in controls:
         for what, other in known:

@@ -86,7 +86,9 @@ class GitHub:
         for name in ("httpx", "httpcore"):  # they would log what a server says of the token
             logging.getLogger(name).setLevel(logging.WARNING)
         self._client = httpx.Client(
-            timeout=httpx.Timeout(SILENCE, connect=CONNECT), follow_redirects=False, trust_env=True
+            timeout=httpx.Timeout(SILENCE, connect=CONNECT),
+            follow_redirects=False,
+            trust_env=urlsplit(self.base).scheme == "https",  # a proxy would read plain HTTP
         )
 
     def close(self) -> None:
@@ -105,7 +107,7 @@ class GitHub:
             Unclear: a POST may have been done.
             GitHubError: it was refused, or could not be done in `TRIES` tries.
         """
-        url, redirects, tries = self._own(urljoin(f"{self.base}/", path)), 0, 0
+        url, redirects, tries = self._own(_joined(f"{self.base}/", path)), 0, 0
         while True:
             try:
                 status, headers, blob = self._once(method, url, payload)
@@ -117,7 +119,7 @@ class GitHub:
                 continue
             if status in (301, 302, 303, 307, 308) and headers.get("location"):
                 redirects += 1
-                url = self._own(urljoin(url, headers["location"]), moved=True)
+                url = self._own(_joined(url, headers["location"]), moved=True)
                 if redirects > REDIRECTS or (method != "GET" and status not in (307, 308)):
                     raise GitHubError(
                         f"GitHub sends {method} from one address to another; check the name.", status
@@ -191,7 +193,11 @@ class GitHub:
 
     def _own(self, url: str, moved: bool = False) -> str:
         """An address of the same server: no other is given the token."""
-        ours, theirs = urlsplit(self.base), urlsplit(url)
+        ours = urlsplit(self.base)
+        try:
+            theirs = urlsplit(url)
+        except ValueError:
+            raise GitHubError(f"{self._host} names what is no address; check GITHUB_API_URL.") from None
         if (ours.scheme, ours.netloc) != (theirs.scheme, theirs.netloc):
             where = clean(theirs.netloc.rpartition("@")[2], 100)
             what = "sends on to" if moved else "names as its next page"
@@ -256,6 +262,14 @@ class GitHub:
         self._sleep(delay)
 
 
+def _joined(base: str, address: str) -> str:
+    """An address below another; where it is none, as it is."""
+    try:
+        return urljoin(base, address)
+    except ValueError:
+        return address
+
+
 def checked(base: str) -> str:
     """The address of an API to which a token may be sent: https, or this machine.
 
@@ -268,6 +282,7 @@ def checked(base: str) -> str:
     except ValueError:
         plain, found = False, urlsplit("")
     safe = found.scheme == "https" or (found.scheme == "http" and found.hostname in LOOPBACK)
-    if not (plain and safe and found.hostname) or found.username or found.query or found.fragment:
+    bare = not ("@" in found.netloc or found.query or found.fragment)
+    if not (plain and safe and bare and found.hostname and base.isprintable() and " " not in base):
         raise LocalizerError(f"GITHUB_API_URL must be an https address such as {API}; check it.")
     return base.rstrip("/")

@@ -12,7 +12,7 @@ from localizer.github import token
 from localizer.github.api import API, TRIES, GitHub, GitHubError, Unclear, checked
 from localizer.report.history import MARKER
 
-TARGET = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9-]{0,38}))/([A-Za-z0-9._-]{1,100})#([1-9]\d{0,8})", re.ASCII)
+TARGET = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,38})/([A-Za-z0-9._-]{1,100})#([1-9]\d{0,8})", re.ASCII)
 
 ACTIONS = "github-actions[bot]"
 """Who a workflow's own token is; it may not ask."""
@@ -163,16 +163,20 @@ def _find(github: GitHub, target: Target, mine: Callable[[Any], bool]) -> _Comme
 
 def _all(github: GitHub, target: Target) -> Iterator[dict[str, Any]]:
     page: str | None = f"{target.comments}?per_page=100"
+    seen = set[str]()
     for _ in range(MOST_PAGES):
         if page is None:
             return
+        if page in seen:
+            break
+        seen.add(page)
         answer = github.call("GET", page)
         if not isinstance(answer.data, list):
             raise GitHubError("GitHub does not list the comments as it should; check GITHUB_API_URL.")
         yield from (item for item in answer.data if isinstance(item, dict))
         page = answer.next
     raise GitHubError(
-        f"The pull request has more than {MOST_PAGES} pages of comments; post the comment by hand."
+        f"The pull request's comments do not end after {len(seen)} pages; post the comment by hand."
     )
 
 

@@ -55,6 +55,13 @@ class Told(Record, frozen=True, kw_only=True):
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
+class Records(Record, frozen=True, kw_only=True):
+    """What a comment holds of its verdicts: the newest first, and how many older ones had no room."""
+
+    told: list[Told]
+    dropped: Annotated[int, msgspec.Meta(ge=0, le=10**6)] = 0
+
+
 def told(*, when: str, headline: str, scope: Scope, attachment: str, sha256: str) -> Told:
     """A verdict with its sentences cut to what is kept."""
     return Told(
@@ -80,15 +87,18 @@ def body(make: Callable[[int], str], now: Told, before: str | None = None) -> st
         now: the same to be told again.
         before: the comment that this one replaces; None for none.
     """
-    earlier = [] if before is None else read(before)
-    lost = before is not None and earlier is None
-    kept = [item for item in earlier or [] if (item.sha256, item.headline) != (now.sha256, now.headline)]
-    newest = make(LIMIT - _size(_assembled("", now, [], 0, lost)))
+    found = Records(told=[]) if before is None else _records(before)
+    earlier, gone = ([], 0) if found is None else (found.told, found.dropped)
+    kept = [item for item in earlier if (item.sha256, item.headline) != (now.sha256, now.headline)]
+
+    def whole(newest: str, number: int) -> str:
+        return _assembled(newest, now, kept[:number], len(kept) - number + gone, found is None)
+
+    newest = make(LIMIT - _size(whole("-", 0)) + 1)
     number = len(kept)
-    while number and _size(_assembled(newest, now, kept[:number], len(kept) - number, lost)) > LIMIT:
+    while number and _size(whole(newest, number)) > LIMIT:
         number -= 1
-    whole = _assembled(newest, now, kept[:number], len(kept) - number, lost)
-    return whole if _size(whole) <= LIMIT else _assembled(newest, now, [], 0, lost)
+    return whole(newest, number)
 
 
 def _size(text: str) -> int:
@@ -99,7 +109,7 @@ def _assembled(newest: str, now: Told, earlier: Sequence[Told], dropped: int, lo
     parts = [MARKER, newest]
     if earlier or dropped or lost:
         parts.append(_folded(earlier, dropped, lost))
-    parts.append(f"<!-- localizer:records {_packed([now, *earlier])} -->")
+    parts.append(f"<!-- localizer:records {_packed([now, *earlier], dropped)} -->")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -124,12 +134,18 @@ def _folded(earlier: Sequence[Told], dropped: int, lost: bool) -> str:
     return "\n".join([*lines, "</details>"])
 
 
-def _packed(items: Sequence[Told]) -> str:
-    return base64.b64encode(zlib.compress(msgspec.json.encode(items), 9)).decode()
+def _packed(items: Sequence[Told], dropped: int) -> str:
+    plain = msgspec.json.encode(Records(told=list(items), dropped=min(dropped, 10**6)))
+    return base64.b64encode(zlib.compress(plain, 9)).decode()
 
 
 def read(comment: str) -> list[Told] | None:
     """The verdicts that a comment tells, the newest first; None where they cannot be read."""
+    found = _records(comment)
+    return None if found is None else found.told
+
+
+def _records(comment: str) -> Records | None:
     found = RECORDS.search(comment)
     if found is None:
         return None
@@ -138,6 +154,6 @@ def read(comment: str) -> list[Told] | None:
         blob = unpacker.decompress(base64.b64decode(found[1], validate=True), MOST)
         if not unpacker.eof:
             return None
-        return msgspec.json.decode(blob, type=list[Told])
+        return msgspec.json.decode(blob, type=Records)
     except (binascii.Error, zlib.error, msgspec.DecodeError, ValueError, RecursionError):
         return None

@@ -34,6 +34,11 @@ from localizer.store.reader import Capture
 
 REQUESTS_SHOWN, SETTINGS_SHOWN, LEFT_OUT_SHOWN, PROBES_SHOWN, REASONS_SHOWN = 100, 500, 12, 8, 12
 
+UNSHOWN = (
+    "What the run says of taps, repeats, the witness and runs without taps: the captures behind that are not "
+    "all in the archive, which therefore cannot show it."
+)
+
 _CAPITAL = re.compile(r"\A(control|repeats)\b")
 
 
@@ -74,7 +79,10 @@ class Evidence:
     @property
     def scope(self) -> Scope:
         """What is established and what is not."""
-        return diff_scope(self.result) if self.run is None else run_report.scope(self.run)
+        if self.run is None:
+            return diff_scope(self.result)
+        found = run_report.scope(self.run)
+        return Scope(establishes=found.establishes, does_not_establish=[UNSHOWN, *found.does_not_establish])
 
     @property
     def headline(self) -> str:
@@ -204,9 +212,6 @@ def _runs(run: RunResult) -> Iterator[Block]:
     yield Line("What the runs say of each other", "heading")
     yield Bullets(list(run_report.said(run)))
     yield from run_report.witnessed(run)
-    yield Line(
-        "The captures behind these lines are not all in the archive, which therefore cannot show them."
-    )
 
 
 def _commands(found: Evidence) -> str:

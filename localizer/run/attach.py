@@ -21,7 +21,7 @@ from localizer.diff.runs import RunFacts
 from localizer.errors import LocalizerError
 from localizer.report import json
 from localizer.report.archive import readme
-from localizer.store import keep, pack, reduce, tensors
+from localizer.store import keep, output, pack, reduce
 from localizer.store.reader import Capture
 from localizer.store.redact import TOKEN_SITES, Redactor
 from localizer.store.schema import DIGEST_BYTES
@@ -128,7 +128,7 @@ def attach(
     changed = differences(result, packed)
     if changed and not any(side.trimmed for side in sides):
         raise LocalizerError(f"The archive would not say the same of {changed[0]}; please report this.")
-    tensors.replace(path, blob)
+    output.write(path, blob)
     return Packed(
         path=path,
         size=len(blob),

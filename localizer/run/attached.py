@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 
 from localizer.diff import diff
+from localizer.diff import verdict as verdicts
+from localizer.diff.result import INCONCLUSIVE, Result
 from localizer.diff.runs import DIFFERS, SCHEMA, RunFacts, RunResult
 from localizer.diff.verdict import EXIT_CODES
 from localizer.errors import DamagedCapture, LocalizerError, NotACapture
 from localizer.report.history import MARKER
 from localizer.report.parts import Attachment, Evidence
 from localizer.run.attach import RUN
-from localizer.store import runs, schema, strict, tensors
+from localizer.store import output, runs, schema, strict
 from localizer.store.archive import Archive, check
 from localizer.store.names import NAME, load
 from localizer.store.reader import Capture
@@ -149,17 +151,45 @@ def read(path: Path, changed: Sequence[str] = (), url: str = "") -> Evidence:
     run = None
     if RUN in archive.members:
         try:
-            facts = _facts(strict.loads(archive.blob(RUN, schema.MAX_DOCUMENT)))
+            run = _run(_facts(strict.loads(archive.blob(RUN, schema.MAX_DOCUMENT))), result)
         except (ValueError, KeyError, TypeError) as error:
             raise archive.damaged(f"{RUN} is no result of a run ({str(error)[:80]})") from None
-        fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
-        run = RunResult(
-            **fields, first=result.first, differences=result.differences, diff=result, first_pass=result
-        )
     with path.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     it = Attachment(path.name, path.stat().st_size, digest, changed, url)
     return Evidence(result, captures, run, it)
+
+
+def _run(facts: RunFacts, result: Result) -> RunResult:
+    """What a run said, around the diff of its captures as they are here; it may only say less than that diff.
+
+    Raises:
+        ValueError: its verdict does not follow from its own facts and the diff.
+    """
+    of = {code: [it for it in facts.reasons if it.code == code] for code in verdicts.REASONS}
+    follows, _ = verdicts.untrusted(
+        result.verdict,
+        result.reasons,
+        facts.parity,
+        facts.untapped,
+        facts.observer,
+        facts.repeats,
+        facts.witness,
+        unpinned=of[verdicts.NOT_PINNED],
+        unfinished_again=of[verdicts.RUN_UNFINISHED],
+    )
+    if facts.verdict not in (follows, INCONCLUSIVE):
+        raise ValueError(f"it says {facts.verdict} where the captures say {follows}")
+    said = {(it.code, it.source) for it in facts.reasons}
+    unsaid = [it for it in result.reasons if (it.code, it.source) not in said]
+    fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
+    return RunResult(
+        **fields | {"reasons": [*facts.reasons, *unsaid]},
+        first=result.first,
+        differences=result.differences,
+        diff=result,
+        first_pass=result,
+    )
 
 
 def file_name(candidate: Capture, parent: Capture) -> Path:
@@ -195,5 +225,5 @@ def keep(path: Path, text: str) -> Path:
                 raise LocalizerError(
                     f"{path} is there and no comment of localizer; name another with --comment."
                 )
-    tensors.replace(path, text.encode())
+    output.write(path, text.encode())
     return path

@@ -70,7 +70,7 @@ def replace(path: Path, blob: bytes) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 

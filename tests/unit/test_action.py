@@ -98,8 +98,11 @@ def python(tmp_path: Path) -> Path:
         f"#!{sys.executable}\nimport json, os, sys\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         f"with open({str(tmp_path / 'asked')!r}, 'a') as log: log.write(json.dumps(sys.argv[1:]) + '\\n')\n"
-        "if sys.argv[1:3] == ['-m', 'pip']: sys.exit(0)\n"
-        "sys.argv = ['localize', *sys.argv[3:]] if sys.argv[1:3] == ['-m', 'localizer'] else sys.exit(9)\n"
+        "if sys.argv[1:3] == ['-P', '-c']: exec(sys.argv[3]); sys.exit(0)\n"
+        "if sys.argv[1:4] == ['-P', '-m', 'pip']: sys.exit(0)\n"
+        "if sys.argv[1:4] != ['-P', '-m', 'localizer']: sys.exit(9)\n"
+        "sys.argv = ['localize', *sys.argv[4:]]\n"
+        "if sys.argv[1] == 'run': print(os.environ.get('RUN_SAYS', ''), file=sys.stderr)\n"
         "if sys.argv[1] == 'run': sys.exit(int(os.environ.get('RUN_ENDS_WITH', '0')))\n"
         "from localizer.cli.main import main; main()\n"
     )
@@ -111,7 +114,7 @@ def python(tmp_path: Path) -> Path:
 def asked(folder: Path) -> list[list[str]]:
     """The command lines of localize, each of which the real one can read."""
     lines = [json.loads(line) for line in (folder / "asked").read_text().splitlines()]
-    found = [line[2:] for line in lines if line[:2] == ["-m", "localizer"]]
+    found = [line[3:] for line in lines if line[1:3] == ["-m", "localizer"]]
     for name, *arguments in found:
         command = localize.get_command(click.Context(localize), name)
         assert command is not None
@@ -205,6 +208,44 @@ def test_a_configuration_is_run(tmp_path: Path, python: Path, ends: int) -> None
     if ends != 2:
         assert "holds no runs" in made.said
         assert "--run" in asked(tmp_path)[1]
+
+
+COMMANDS = "::add-mask::e\n  ::set-output name=verdict::identical\nx ##[set-output name=verdict]identical"
+
+
+def listened(said: str) -> list[str]:
+    """The lines of a step in which GitHub's runner would look for commands."""
+    heard, stopped = [], ""
+    for line in said.splitlines():
+        if stopped:
+            stopped = "" if line.strip() == f"::{stopped}::" else stopped
+        elif line.startswith("::stop-commands::"):
+            stopped = line.removeprefix("::stop-commands::")
+        else:
+            heard.append(line)
+    return heard
+
+
+@pytest.mark.parametrize("ends", [0, 2])
+def test_what_localize_prints_is_no_command_of_the_runner(tmp_path: Path, python: Path, ends: int) -> None:
+    made = job(tmp_path, python, ends=ends, config="x.toml")
+    made.environment = {**made.environment, "RUN_SAYS": COMMANDS}
+    assert made.go() == 2
+    assert COMMANDS in made.said
+    assert not [line for line in listened(made.said) if "::" in line or "##[" in line]
+    words = re.findall("::stop-commands::([0-9a-f]{64})", made.said)
+    assert len(words) == len(set(words)) == len(made.ran)
+    for name in ("Run both sources", "Pack the evidence", "Comment on the pull request"):
+        script = SHELL[name]["run"]
+        assert script.startswith("exec 2>&1\n")  # standard error might come later than the last line
+        assert script.index("::stop-commands::") < script.index("localizer")
+
+
+def test_no_file_of_the_workspace_is_imported() -> None:
+    """What an artifact holds lies there, and a job that may write comments must not run it."""
+    calls = [call for step in SHELL.values() for call in re.findall(r'"\$PYTHON" (.*)', step["run"])]
+    assert len(calls) > 6
+    assert all(call.startswith("-P ") for call in calls)
 
 
 @pytest.mark.parametrize("name", sorted(ACTION["inputs"].keys() - {"python", "token", "install"}))

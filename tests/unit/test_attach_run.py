@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import golden
+import msgspec
 import pytest
 from altered import describe
 from builders import Plan, pair
@@ -19,10 +20,13 @@ from evidence import stable
 from markup import live, parsed
 
 from localizer.cli.main import localize
+from localizer.diff import diff
+from localizer.diff.result import Reason
 from localizer.errors import LocalizerError
 from localizer.report import history
 from localizer.report import run as report
 from localizer.report.comment import whole
+from localizer.run import attached
 from localizer.run.attach import attach
 from localizer.run.attached import OfRun, file_name, of_run, read
 from localizer.run.config import Config
@@ -189,3 +193,36 @@ def test_the_report_of_a_run_as_markdown(config: Config, tmp_path: Path) -> None
     report.render("markdown", result, stream)
     assert live(stream.getvalue()) == []
     assert stream.getvalue().startswith("## identical: every one of")
+
+
+def test_a_run_claims_no_more_than_its_captures_show(root: Path, tmp_path: Path) -> None:
+    packed(of_run(root, None), tmp_path / "x.zip")
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        members = {name: archive.read(name) for name in archive.namelist() if name != pack.CHECKSUMS}
+    tree = json.loads(members["run.json"])
+    assert tree["verdict"] == "diverged"
+
+    def told(name: str, **changes: Any) -> str:
+        altered = members | {"run.json": json.dumps(tree | changes).encode()}
+        pack.write(tmp_path / name, altered)
+        return whole(read(tmp_path / name))
+
+    with pytest.raises(LocalizerError, match="says identical where the captures say diverged"):
+        told("identical.zip", verdict="identical", reasons=[])
+    unsteady = [{**tree["observer"][0], "differs": "tokens"}]
+    with pytest.raises(LocalizerError, match="says diverged where the captures say inconclusive"):
+        told("observed.zip", observer=unsteady)
+    assert "## localizer: inconclusive" in told("less.zip", verdict="inconclusive")
+
+
+def test_a_run_drops_no_reason_of_its_captures(config: Config, tmp_path: Path) -> None:
+    going(config, tmp_path, Vllm(lambda name, _: {}))
+    found = of_run(tmp_path / "captures", None)
+    incomplete = [Reason(code="incomplete-capture", source="candidate", detail="x")]
+    result = msgspec.structs.replace(
+        diff(found.candidate, found.parent), verdict="inconclusive", reasons=incomplete
+    )
+    with pytest.raises(ValueError, match="says identical where the captures say inconclusive"):
+        attached._run(found.facts, result)
+    facts = msgspec.structs.replace(found.facts, verdict="inconclusive", reasons=[])
+    assert attached._run(facts, result).reasons == incomplete

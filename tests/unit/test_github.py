@@ -133,6 +133,8 @@ def test_it_tries_again_where_that_helps(
         ("POST", [Answer(302, headers={"location": "/elsewhere"})], "from one address to another"),
         ("GET", [Answer(302, headers={"location": "/user"})] * 9, "from one address to another"),
         ("GET", [Answer(200, b'{"id": 7}'), Answer(200, b"{}")], "does not list the comments"),
+        ("GET", [Answer(200, b'{"id": 7}'), Answer(200, b"[]", {"link": '<http://[::1>; rel="next"'})],
+         "names what is no address"),
     ],
 )  # fmt: skip
 def test_every_failure_is_one_sentence(
@@ -159,6 +161,25 @@ def test_the_token_goes_to_no_other_server(github: GitHub, double: Double) -> No
             double.add(f"{number}", dict(OTHER))
         with pytest.raises(GitHubError, match="names as its next page"):
             posted(github)
+    assert other.requests == []
+
+
+def test_pages_that_go_round_in_a_circle(github: GitHub, double: Double) -> None:
+    first = f"/{TARGET.comments}?per_page=100"
+    double.wrong[first] = [Answer(200, b"[]", {"link": f'<{double.base}{first}>; rel="next"'})] * 9
+    with pytest.raises(GitHubError, match="do not end after 2 pages"):
+        posted(github)
+    assert (len(double.requests), double.comments) == (3, [])
+
+
+def test_no_proxy_reads_what_is_for_this_machine(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Double()
+    with serving(other) as address:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, address)
+        made = GitHub(double.base, TOKEN)
+        assert not posted(made).edited
+        made.close()
     assert other.requests == []
 
 
@@ -296,7 +317,20 @@ def test_where_the_token_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @pytest.mark.parametrize(
     "address",
-    ["http://github.example", "ftp://x", "https://", "x", "https://u:p@x", "https://x?y", "http://[", ""],
+    [
+        "http://github.example",
+        "ftp://x",
+        "https://",
+        "x",
+        "https://u:p@x",
+        "https://x?y",
+        "http://[",
+        "",
+        "https://:p@x",
+        "https://@x",
+        "https://x y",
+        "https://x\ny",
+    ],
 )
 def test_addresses_to_which_no_token_is_sent(address: str) -> None:
     with pytest.raises(LocalizerError, match="must be an https address"):
@@ -310,6 +344,7 @@ def test_addresses_to_which_no_token_is_sent(address: str) -> None:
 def test_what_is_no_pull_request(text: str) -> None:
     with pytest.raises(LocalizerError, match="write OWNER/REPO#N"):
         Target.parse(text)
+    assert Target.parse("a_b/c.d#12") == Target("a_b", "c.d", 12)  # of an enterprise's users
 
 
 # -- the command ------------------------------------------------------------------------------------------

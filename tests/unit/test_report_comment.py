@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import shutil
+import zlib
 from pathlib import Path
 
 import golden
@@ -200,15 +202,39 @@ def test_the_oldest_are_dropped_where_there_is_no_room() -> None:
     numbers = [int(it.sha256, 16) for it in kept]
     assert numbers == list(range(39, 39 - len(numbers), -1))
     assert 2 < len(numbers) < 39
-    assert "a comment has a limit: " in (before or "")
+    assert f"a comment has a limit: {39 - len(numbers)} older" in (before or "")
+
+
+def test_a_comment_that_takes_all_room_says_that_earlier_verdicts_are_left_out() -> None:
+    before = None
+    for number in range(1, 6):
+        before = history.body(lambda limit: "x" * limit, told(number), before)
+        assert len(before.encode()) <= history.LIMIT
+        assert (f"a comment has a limit: {number - 1} older" in before) == (number > 1)
+
+
+def hidden(plain: bytes) -> str:
+    return base64.b64encode(zlib.compress(plain)).decode()
 
 
 @pytest.mark.parametrize(
-    "hidden",
-    ["", "AAAA", "!", "x" * 9, "eJwDAAAAAAE=", "eJyLjgUAARUAuQ==", "eNoDAAAAAAE="],
+    "records",
+    [
+        "",
+        "AAAA",
+        "!",
+        "x" * 9,
+        "eJwDAAAAAAE=",
+        "eJyLjgUAARUAuQ==",
+        "eNoDAAAAAAE=",
+        hidden(b'{"told": 3}'),
+        hidden(b'{"told": [], "dropped": -1}'),
+        hidden(b"[" * 99_999),
+        hidden(b'{"told": []}'),
+    ],
 )
-def test_what_cannot_be_read_is_said_to_be_lost(hidden: str) -> None:
-    before = f"{history.MARKER}\nold\n<!-- localizer:records {hidden} -->"
+def test_what_cannot_be_read_is_said_to_be_lost(records: str) -> None:
+    before = f"{history.MARKER}\nold\n<!-- localizer:records {records} -->"
     found = body(1, before)
     assert [it.headline for it in history.read(found) or []] == ["diverged: number 1"]
     assert ("could not be read" in found) == (history.read(before) is None)
@@ -223,10 +249,7 @@ def test_hostile_records_are_told_as_text(text: str) -> None:
 
 
 def test_a_bomb_is_not_unpacked() -> None:
-    import base64
-    import zlib
-
-    bomb = base64.b64encode(zlib.compress(b"[" + b" " * (64 << 20) + b"]", 9)).decode()
+    bomb = hidden(b'{"told": [' + b" " * (64 << 20) + b"]}")
     assert history.read(f"<!-- localizer:records {bomb} -->") is None
 
 
