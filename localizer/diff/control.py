@@ -82,7 +82,7 @@ class Examined:
 
 
 def check_controls(candidate: Capture, parent: Capture, controls: Sequence[Capture]) -> None:
-    """Check that candidate, parent and every control are captures of their own, the last of the parent's model.
+    """Check that candidate, parent and controls are captures of their own, the last of the parent's model.
 
     Raises:
         LocalizerError: one is not.
