@@ -41,6 +41,7 @@ FIRST = (
     *("v2-fa-full-core", "v2-fa-full-sync", "v2-fa-eager", "v1-tr-eager", "v2-fa-eager-plain"),
     *("v1-tr-eager-plain", "v2-tr-none", "v1-fa-none", "v2-tr-eager", "v1-fa-eager"),
     *("v2-fa-piecewise-plain", "v1-tr-piecewise-plain"),
+    *("v1-fa-full-eagle", "v1-fa-piecewise-eagle", "v2-tr-full-eagle", "v2-tr-piecewise-eagle"),
 )
 """Arms in the order in which they start: what teaches most comes first."""
 
@@ -56,6 +57,7 @@ PAIRS = (
     ("v1-fa-full", "v1-fa-piecewise"), ("v1-fa-full", "v1-fa-none"), ("v1-fa-full", "v2-fa-full"),
     ("v1-tr-full", "v2-tr-full"), ("v2-fa-full", "v2-fa-full-core"), ("v2-fa-full", "v2-fa-full-sync"),
     ("v2-fa-full-eagle", "v2-fa-piecewise-eagle"), ("v1-tr-full-eagle", "v1-tr-piecewise-eagle"),
+    ("v1-fa-full-eagle", "v1-fa-piecewise-eagle"), ("v2-tr-full-eagle", "v2-tr-piecewise-eagle"),
     ("v1-fa-eager", "v2-fa-eager"), ("v1-tr-eager", "v2-tr-eager"), ("v2-fa-full", "v2-fa-eager"),
 )  # fmt: skip
 """Arms that are compared; all but the last should be identical, row for row."""

@@ -5,9 +5,10 @@
 Arms are captures by the command line, one process each, alternated; weights are dummies of the model's shape.
 A round's milliseconds a step are its seconds, first step to last output, over its new tokens; rounds of each
 batch size give p10, p50 and p90. `plain` has no taps; `digests` taps all sites of all layers, logits too, and
-keeps digests; `query-output` those of all layers, as digests or `-kept` as rows; `eager` and `piecewise` are
-what forcing these modes in order to observe would cost, without a tap. The first round of each size in a
-process is left out.
+keeps digests, `digests-device` has them from the GPU; `query-output` those of all layers, as digests, or
+`-kept` as rows. Without a tap, `eager` and `piecewise` are what forcing these modes in order to observe would
+cost, `full-alone` and `breakable` (graphs that Python can break) what other modes do. The first round of each
+size in a process is left out.
 
 The fault is one line in one layer of the small model, in an overlay, under full graphs: the diff has to
 name it.
@@ -35,11 +36,17 @@ QUERY_OUTPUT = ["--sites", "*/query", "--sites", "*/output"]
 TAPS = {
     "plain": ["--no-taps"],
     "digests": ["--payload", "none"],
+    "digests-device": ["--payload", "none", "--row-digest", "device"],
     "query-output": ["--payload", "none", *QUERY_OUTPUT],
     "query-output-kept": ["--payload", "all", *QUERY_OUTPUT],
     "eager": ["--no-taps", "--engine", "enforce_eager=true"],
     "piecewise": ["--no-taps"],
+    "full-alone": ["--no-taps"],
+    "breakable": ["--no-taps", "--env", "VLLM_USE_BREAKABLE_CUDAGRAPH=1"],
 }
+MODES = {"piecewise": "PIECEWISE", "full-alone": "FULL"}
+"""Graph modes of arms that do not have vLLM's default."""
+
 ORDER = (
     "plain",
     "query-output",
@@ -102,7 +109,7 @@ def speed(options: argparse.Namespace, runner: str, backend: str, until: float) 
         name = f"{runner}-{arm}"
         arguments = ["capture", name, "--model", options.model, *settings(options, runner, backend)]
         arguments += ["--matrix", ",".join(map(str, matrix(options))), "--max-tokens", str(options.tokens)]
-        mode = {"cudagraph_mode": "PIECEWISE"} if arm == "piecewise" else {}
+        mode = {"cudagraph_mode": MODES[arm]} if arm in MODES else {}
         arguments += ["--engine", f"compilation_config={json.dumps(SIZES | mode)}"]
         arguments += ["--engine", "load_format=dummy", *TAPS[arm]]
         started = time.monotonic()

@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from localizer.store import schema, tensors
+from localizer.store.digest import XXH3
 from localizer.store.schema import (
     COLUMNS,
     ROW_INDEX,
@@ -113,7 +114,7 @@ def _set(folder: Path, number: int, rows: range, lengths: list[int], size: Size)
         found = b"".join(map(xxhash.xxh3_128_digest, raw))
         digest[:, column] = np.frombuffer(found, np.uint8).reshape(-1, 16)
     bits = np.packbits(np.ones((count, len(size.sites)), np.bool_), axis=1, bitorder="little")
-    facts = {"algorithm": schema.DIGEST, "sites": msgspec.to_builtins(size.sites)}
+    facts = {"algorithm": XXH3, "sites": msgspec.to_builtins(size.sites)}
     shards = [
         _shard(folder, f"rank-0/rows-{number:05d}.safetensors", table, {"kinds": schema.KINDS}),
         _shard(

@@ -18,6 +18,7 @@ from rounds import record
 from toy import VOCABULARY, Change, attention, bump, put, toy_row, toy_token
 
 from localizer.store import schema, tensors
+from localizer.store.digest import XXH3
 from localizer.store.interventions import Intervention
 from localizer.store.schema import (
     Coverage,
@@ -33,6 +34,7 @@ from localizer.store.schema import (
 )
 from localizer.store.trace import TraceWriter
 from localizer.store.writer import RankWriter
+from localizer.wire.rowsum import ROWSUM
 from localizer.wire.spec import (
     ALL_ROWS,
     AUXILIARY,
@@ -72,6 +74,7 @@ class Plan:
         changes: planted changes by (request, position, site).
         absent: (request, position, site) that are never recorded.
         payload: sites whose rows are kept; None keeps all.
+        hashed: the rows of sites that keep no payload come as digests, as from a GPU.
         manifest: False leaves the capture as a killed run does.
         chunk: prompt tokens computed per step; None computes a prompt at once.
         only_tokens: record nothing but what vLLM returned.
@@ -98,6 +101,7 @@ class Plan:
     changes: Mapping[Where, Change] = field(default_factory=dict)
     absent: frozenset[Where] = frozenset()
     payload: frozenset[str] | None = None
+    hashed: bool = False
     manifest: bool = True
     state: str = "complete"
     reasons: tuple[str, ...] = ()
@@ -134,6 +138,11 @@ class Plan:
     @property
     def requests(self) -> list[str]:
         return [name for names in schema.rounds(list(self.matrix), self.repeats) for name in names]
+
+    def digest(self, site: Site) -> str:
+        """The algorithm of a site's row digests."""
+        kept = self.payload is None or site.name in self.payload
+        return ROWSUM if self.hashed and not kept and site.rows != TOKEN_ROWS else XXH3
 
     def prompt(self, request: str) -> tuple[int, ...]:
         return self.prompts[int(request.rpartition(".")[2])]

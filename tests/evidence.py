@@ -16,7 +16,7 @@ from localizer.run.attach import attach
 from localizer.run.attached import read
 from localizer.store.reader import Capture
 
-CHANGING = re.compile(r"[0-9a-f]{64}|(?<=<path )[0-9a-f]{8}|[0-9,]+(?= bytes, SHA)")
+CHANGING = re.compile(r"[0-9a-f]{64}|((?<=<path )|(?<=<path` `))[0-9a-f]{8}|[0-9,]+(?= bytes, SHA)")
 
 
 def stable(comment: str) -> str:

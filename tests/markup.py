@@ -11,9 +11,11 @@ from markdown_it.token import Token
 READER = MarkdownIt("commonmark", {"linkify": True}).enable(["table", "strikethrough", "linkify"])
 
 LIVE = re.compile(
-    r"@|#\d|\bGH-\d|:[\w+-]+:|\b[0-9a-f]{7,40}\b|https?://|www\.|[<>`$*_~|\[\]\\]|[^\x20-\x7e×–—…]"
+    r"@|#\d|\bGH-\d|:[\w+-]+:|(?<!\d\.)\b[0-9a-f]{7,40}\b|https?://|www\.|[<>`$*_~|\[\]\\]|[^\x20-\x7e×–—…]"
 )
-"""What GitHub, though not CommonMark, makes something of outside of code: and all marks, to be safe."""
+"""What GitHub, though not CommonMark, makes something of outside of code: and all marks, to be safe.
+
+Digits behind a point are no commit to it, as github.com/remarkjs/remark-github/issues/22 shows."""
 
 
 def flat(tokens: list[Token]) -> Iterator[Token]:

@@ -9,6 +9,7 @@ import numpy as np
 from toy import toy_proposal, toy_row
 
 from localizer.store import schema
+from localizer.store.digest import XXH3, row_digest
 from localizer.store.prefix import draft_salt
 from localizer.store.schema import Site
 from localizer.store.trace import TraceWriter
@@ -61,7 +62,7 @@ def record(writer: RankWriter, plan: Plan, trace: TraceWriter | None = None) -> 
     """Compute the rounds one after the other: prompts in chunks, then token by token or draft by draft."""
     sites = plan.sites()
     for index, site in enumerate(sites):
-        writer.layout(index, site.dtype, site.shape or ())
+        writer.layout(index, site.dtype, site.shape or (), plan.digest(site))
     step = 0
     for names in schema.rounds(list(plan.matrix), plan.repeats):
         writer.round({f"{name}-internal": name for name in names})
@@ -181,4 +182,7 @@ def _put(
 ) -> None:
     if where not in plan.absent:
         array = plan.changes.get(where, lambda row: row)(array)
-        writer.rows(site, row, 1, memoryview(np.ascontiguousarray(array).tobytes()))
+        raw = np.ascontiguousarray(array).tobytes()
+        if plan.hashed and (algorithm := plan.digest(plan.sites()[site])) != XXH3:
+            raw = row_digest(algorithm, raw)
+        writer.rows(site, row, 1, memoryview(raw))

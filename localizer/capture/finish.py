@@ -14,7 +14,7 @@ from localizer.capture.request import masked
 from localizer.store import schema, tensors, wait
 from localizer.store.interventions import Course
 from localizer.store.reader import Capture
-from localizer.store.schema import Coverage, Manifest, Output, Shard, Site
+from localizer.store.schema import Coverage, GpuMemory, Manifest, Output, Shard, Site
 from localizer.store.selfcheck import mistraced, unaccounted, unfinished
 from localizer.wire.spec import UNREAD
 
@@ -37,6 +37,7 @@ class Heard:
     written: dict[str, Any] | None = None
     left_processes: int = 0
     left_shared_memory: dict[str, str] = field(default_factory=dict)
+    gpu_memory: list[GpuMemory] = field(default_factory=list)
 
 
 def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
@@ -104,6 +105,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
             name: used["peak_memory"] for name, used in processes.items() if "peak_memory" in used
         },
         left_shared_memory=heard.left_shared_memory,
+        gpu_memory=heard.gpu_memory,
         files=[*documents, *capture.files],
         config=masked(workers[0].get("config", {})) if workers else {},
         kv_contents=workers[0].get("kv_contents", {}) if workers else {},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import localizer
-from localizer.capture import unsupported
+from localizer.capture import graphtaps, unsupported
 from localizer.capture.interventions import CHANGES, told
 from localizer.errors import LocalizerError
 from localizer.sources import interpreter, overlay
@@ -21,8 +21,9 @@ from localizer.sources.laid import lay_over
 from localizer.store import names, schema, selection
 from localizer.store.interventions import Intervention
 from localizer.store.schema import Open
+from localizer.wire import unsupported as refusals
 from localizer.wire.probe import Probe
-from localizer.wire.spec import BOUNDARY, MODULE, parse_indices
+from localizer.wire.spec import BOUNDARY, DEVICE, HOST, MODULE, parse_indices
 from localizer.workload import models, plan
 
 BUFFER_MIB = 256
@@ -68,6 +69,7 @@ HASHES_WEIGHTS = "loading: on the CPU, weights are hashed before vLLM packs them
 COUNTS = (
     "worker: metadata builders and override_forward_context of vllm.forward_context are wrapped and counted"
 )
+HASHES_ROWS = "on a GPU: rows whose payload is not kept are hashed there, by a Triton kernel"
 READS_CACHE = "steps: after each forward the KV cache of the tapped layers is read and hashed"
 
 COMPILE_CACHES = {
@@ -88,6 +90,7 @@ class CaptureRequest:
     Attributes:
         compile_cache: a place for the compiled code of this run; None for vLLM's usual ones.
         repeats: passes over the matrix; with an intervention, of one phase.
+        graph_rows, graph_memory: limits of taps inside full CUDA graphs: rows of a graph, MiB of all.
         intervention: what is to be changed between phases; None for one phase.
         unchanged: whether an overlay may change nothing, as a commit that is bisected may.
     """
@@ -116,6 +119,9 @@ class CaptureRequest:
     taps: bool = True
     weights: bool = True
     kv_contents: bool = False
+    row_digest: str = HOST
+    graph_rows: int | None = None
+    graph_memory: int | None = None
     buffer: int = BUFFER_MIB
     logprobs: int | None = None
     compile_cache: Path | None = None
@@ -226,6 +232,8 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
+    check_row_digest(request, python)
+    taps = graph_taps(request, model, draft, engine, python, say)
     laid, laid_over = lay_over(request.overlay, request.git, python, unchanged=request.unchanged, say=say)
     vocabulary = plan.vocabulary(Path(model.path))
     if len(requests) * request.max_tokens * token_bytes(vocabulary, request.logprobs) > schema.MAX_DOCUMENT:
@@ -280,6 +288,10 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             transactions=request.transactions,
             weights=request.weights and request.taps,
             kv_contents=request.kv_contents and request.taps,
+            row_digest=request.row_digest if request.taps else HOST,
+            graph_rows=request.graph_rows if request.taps else None,
+            graph_memory=request.graph_memory << 20 if request.graph_memory and request.taps else None,
+            graph_taps=taps,
             probes=tuple(request.probes),
         ),
         intervention=request.intervention,
@@ -303,6 +315,46 @@ def check_probes(request: CaptureRequest) -> None:
         raise LocalizerError(f"--probe names {twice[0]} twice; name it once.")
     if targets and not request.taps:
         raise LocalizerError("Calls are counted by the observer; leave out --no-taps, or --probe.")
+
+
+def check_row_digest(request: CaptureRequest, python: interpreter.Interpreter) -> None:
+    """Check that the source can hash rows on its device, as far as its packages tell; it checks again itself.
+
+    Raises:
+        LocalizerError: it cannot.
+    """
+    if request.row_digest == DEVICE and request.taps and python.torch.endswith("+cpu"):
+        reason = refusals.ROW_DIGEST_PLATFORM
+        raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
+
+
+def graph_taps(
+    request: CaptureRequest,
+    model: models.ResolvedModel,
+    draft: models.ResolvedModel | None,
+    engine: Mapping[str, Any],
+    python: interpreter.Interpreter,
+    say: models.Say,
+) -> schema.GraphTaps | None:
+    """What taps inside full CUDA graphs will need on the device, said as far as it is known.
+
+    Raises:
+        LocalizerError: it is more than they may take.
+    """
+    if not request.taps or python.torch.endswith("+cpu"):
+        return None
+    found = graphtaps.estimate(
+        plan.configuration(Path(model.path)),
+        None if draft is None else plan.configuration(Path(draft.path)),
+        engine,
+        layers=request.layers,
+        sites=request.sites,
+        rows=request.graph_rows,
+    )
+    if found is not None:
+        graphtaps.check(found, request.graph_memory)
+        say(graphtaps.sentence(found))
+    return found
 
 
 def token_bytes(vocabulary: int, logprobs: int | None) -> int:
@@ -360,6 +412,7 @@ def observer_changes(request: CaptureRequest) -> list[str]:
             ON_A_GPU,
             *([HOOKS_MODULES] if request.level == MODULE else []),
             *([HASHES_WEIGHTS] if request.weights else []),
+            *([HASHES_ROWS] if request.row_digest == DEVICE else []),
             *([READS_CACHE] if request.kv_contents else []),
             COUNTS,
             *(

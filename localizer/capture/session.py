@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 import localizer
-from localizer.capture import leftovers, processes
+from localizer.capture import gpumemory, leftovers, processes
 from localizer.capture.diagnose import is_refusal, last_lines, likely_cause
 from localizer.capture.finish import Heard, finalise
 from localizer.capture.request import CaptureRequest, Prepared, prepare
@@ -127,6 +127,7 @@ class _Session:
         self._writer: subprocess.Popen[bytes] | None = None
         self._ring: rings.Ring | None = None
         self._shared = leftovers.SharedMemory()
+        self._gpu_memory = gpumemory.used()
 
     def run(self) -> None:
         """Launch, watch, and finalise.
@@ -169,6 +170,10 @@ class _Session:
             rounds=schema.rounds(work.matrix, work.repeats),
             layers=self._opening.observer.layers,
             level=self._opening.observer.level,
+            payload=self._opening.observer.payload,
+            row_digest=self._opening.observer.row_digest,
+            graph_rows=self._opening.observer.graph_rows,
+            graph_memory=self._opening.observer.graph_memory,
             sites=list(self._opening.observer.sites),
             weights=self._opening.observer.weights,
             kv_contents=self._opening.observer.kv_contents,
@@ -291,6 +296,7 @@ class _Session:
         status = processes.end_group(self._source)
         self._heard.left_processes = len(leftovers.members(self._source.pid))
         self._heard.left_shared_memory = self._shared.clean()
+        self._heard.gpu_memory = gpumemory.settled(self._gpu_memory)
         return status
 
     def _end_writer(self) -> None:

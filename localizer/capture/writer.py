@@ -23,6 +23,7 @@ import numpy as np
 
 from localizer.errors import LocalizerError
 from localizer.store import schema, selection
+from localizer.store.digest import XXH3
 from localizer.store.phases import phase_of
 from localizer.store.reader import Capture
 from localizer.store.schema import JOURNAL, Site
@@ -30,7 +31,7 @@ from localizer.store.trace import TraceWriter
 from localizer.store.writer import RankWriter, StreamError
 from localizer.wire import process
 from localizer.wire.ring import ENTRY, MESSAGE, Frame, Ring
-from localizer.wire.spec import INPUT_IDS, POSITIONS
+from localizer.wire.spec import kept_sites
 
 NICENESS = 5
 """On the CPU vLLM's threads wait for each other: one that the writer puts off puts off the whole step."""
@@ -56,20 +57,6 @@ class Orders:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)
         self.finished.set()
-
-
-def payload_sites(sites: list[Site], choice: str) -> frozenset[str] | None:
-    """Names of the sites whose rows are kept: all (None), those of the first tapped layer, or none.
-
-    Sites that are announced later, those of modules, are kept only with all.
-    """
-    if choice == "all":
-        return None
-    names = [site.name for site in sites if site.rows == "all" and site.name not in (INPUT_IDS, POSITIONS)]
-    if choice == "none" or not names:
-        return frozenset()
-    layer = names[0].rpartition("/")[0]
-    return frozenset(name for name in names if name.rpartition("/")[0] == layer)
 
 
 class Stream:
@@ -98,7 +85,7 @@ class Stream:
                 self.not_applicable = content["not_applicable"]
                 self.untapped = content.get("untapped", {})
                 self._names += [site.name for site in sites]
-                self.rank.register(sites, payload_sites(sites, self._choice))
+                self.rank.register(sites, kept_sites(content["sites"], self._choice))
             case "site":
                 site = Site(name=content["name"], rows=content["rows"])
                 self.rank.add_site(site)
@@ -106,7 +93,8 @@ class Stream:
             case "absent":
                 self.not_applicable.update(content["sites"])
             case "layout":
-                self.rank.layout(content["site"], content["dtype"], content["shape"])
+                digest = content.get("digest", XXH3)
+                self.rank.layout(content["site"], content["dtype"], content["shape"], digest)
                 if content["code"]:
                     self.code.setdefault(self._names[content["site"]], content["code"])
             case "round":

@@ -14,7 +14,7 @@ from localizer.cli.options import captures_root
 from localizer.cli.progress import ConsoleProgress
 from localizer.report.captures import made
 from localizer.store.reader import Capture
-from localizer.wire.spec import BOUNDARY, LEVELS
+from localizer.wire.spec import BOUNDARY, HOST, LEVELS, ROW_DIGESTS
 from localizer.workload.plan import MATRIX, parse_pairs
 
 
@@ -113,6 +113,24 @@ class Count(click.IntRange):
 )
 @click.option(
     "--kv-contents", is_flag=True, help="Hash the keys and values of each step's requests after the step."
+)
+@click.option(
+    "--row-digest",
+    default=HOST,
+    show_default=True,
+    type=click.Choice(ROW_DIGESTS),
+    help="Where rows are hashed: on the host, or those without payload on the GPU (not yet run on one).",
+)
+@click.option(
+    "--graph-rows",
+    type=Count(),
+    help="Tap full CUDA graphs of up to so many rows; rows of larger ones are missing.  [default: all]",
+)
+@click.option(
+    "--graph-memory",
+    type=Count(),
+    metavar="MIB",
+    help="MiB that taps inside full CUDA graphs may take; more is refused.  [default: what is free]",
 )
 @click.option(
     "--probe",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,7 +24,8 @@ class Alignment:
         unpaired_candidate, unpaired_parent: int64, the other rows.
         sites: names of the shared sites, in the candidate's execution order.
         candidate_sites, parent_sites: int64 [sites], their columns in the two tables.
-        candidate_only, parent_only: names of the other sites.
+        candidate_only, parent_only: names of the sites that only one side holds.
+        other_digest: sites that both hold, but with digests of these two algorithms: never compared.
     """
 
     by: str
@@ -36,6 +38,7 @@ class Alignment:
     parent_sites: np.ndarray
     candidate_only: tuple[str, ...]
     parent_only: tuple[str, ...]
+    other_digest: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.candidate)
@@ -56,7 +59,11 @@ def align(candidate: Capture, parent: Capture) -> Alignment:
     left, right = pair_rows(candidate.table, parent.table, with_request=equal)
     ours = {site.name: index for index, site in enumerate(candidate.sites)}
     theirs = {site.name: index for index, site in enumerate(parent.sites)}
-    shared = tuple(name for name in ours if name in theirs)
+    both = [name for name in ours if name in theirs]
+    algorithms = {
+        name: (candidate.sites[ours[name]].digest, parent.sites[theirs[name]].digest) for name in both
+    }
+    shared = tuple(name for name in both if len(set(algorithms[name])) == 1)
     return Alignment(
         by=BY_REQUEST if equal else BY_PREFIX,
         candidate=left,
@@ -68,6 +75,7 @@ def align(candidate: Capture, parent: Capture) -> Alignment:
         parent_sites=np.array([theirs[name] for name in shared], np.int64),
         candidate_only=tuple(name for name in ours if name not in theirs),
         parent_only=tuple(name for name in theirs if name not in ours),
+        other_digest={name: algorithms[name] for name in both if name not in shared},
     )
 
 

@@ -49,7 +49,8 @@ class Feeding:
         places = [place(name) for name in alignment.sites]
         inside = [i for i, where in enumerate(places) if where.stage == INSIDE]
         lacking = any(
-            place(name).stage == INSIDE for name in (*alignment.candidate_only, *alignment.parent_only)
+            place(name).stage == INSIDE
+            for name in (*alignment.candidate_only, *alignment.parent_only, *alignment.other_digest)
         )
         final = [i for i, where in enumerate(places) if where.name == HIDDEN]
         self._target = inside or ([] if lacking else final)  # EAGLE3 takes the one, EAGLE the other

@@ -16,9 +16,10 @@ from localizer.diff.record import Both
 from localizer.diff.result import DIVERGED, IDENTICAL, INCONCLUSIVE, Coverage, Reason
 from localizer.diff.tokens import TokenComparison, numbering
 from localizer.diff.unpaired import past_difference
+from localizer.store.digest import XXH3
 from localizer.store.expected import is_draft
 from localizer.store.reader import Capture
-from localizer.store.schema import DIGEST, DRAFT_PADDING, KINDS, VERIFY_REJECTED
+from localizer.store.schema import DRAFT_PADDING, KINDS, VERIFY_REJECTED
 
 FIRST_SHOWN = 5
 """Places of the causal order that a plan names."""
@@ -47,7 +48,7 @@ def explain(steps: Steps) -> plan.Plan:
     return plan.Plan(
         align=align_plan(steps),
         compare=plan.ComparePlan(
-            digest=DIGEST,
+            digest=_algorithms(steps.candidate, alignment),
             compared=coverage.pairs.compared,
             differ=coverage.pairs.differ,
             missing=coverage.pairs.missing,
@@ -61,6 +62,12 @@ def explain(steps: Steps) -> plan.Plan:
             plan.Rule(rule="otherwise", holds=True, verdict=IDENTICAL),
         ],
     )
+
+
+def _algorithms(capture: Capture, alignment: Alignment) -> str:
+    """Of the digests that were compared."""
+    columns = alignment.candidate_sites.tolist()
+    return " and ".join(sorted({capture.sites[column].digest for column in columns})) or XXH3
 
 
 def align_plan(steps: Steps) -> plan.AlignPlan:

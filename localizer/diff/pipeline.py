@@ -231,6 +231,10 @@ def cover(
             candidate_only=list(alignment.candidate_only),
             parent_only=list(alignment.parent_only),
             not_applicable=skipped,
+            not_comparable={
+                name: Both(candidate=one, parent=other)
+                for name, (one, other) in alignment.other_digest.items()
+            },
         ),
         pairs=PairCoverage(
             compared=int(comparison.compared_rows.sum()),

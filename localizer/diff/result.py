@@ -382,13 +382,18 @@ class RowCoverage(Record, frozen=True, kw_only=True):
     without_counterpart: Both[dict[str, int]]
 
 
-class SiteCoverage(Record, frozen=True, kw_only=True):
-    """Sites that both hold, and those that only one holds."""
+class SiteCoverage(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Sites that both hold, and those that only one holds.
+
+    Attributes:
+        not_comparable: sites that both hold, not among `shared`: their digests are of these algorithms.
+    """
 
     shared: int
     candidate_only: list[str]
     parent_only: list[str]
     not_applicable: dict[str, str]
+    not_comparable: dict[str, Both[str]] = msgspec.field(default_factory=dict)
 
 
 class PairCoverage(Record, frozen=True, kw_only=True):

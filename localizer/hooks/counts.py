@@ -5,6 +5,8 @@ cache group, of lists of `AttentionGroup`, whose `metadata_builders` build for t
 that is a model has groups of its own in `draft_attn_groups`. They are made anew while the engine starts. Any
 forward, of the target and of the draft, runs inside `vllm.forward_context.set_forward_context`, which enters
 `override_forward_context` by its global name; `cudagraph_runtime_mode` says which graph is replayed, if any.
+Model Runner V2 replays full graphs without a context (0.26.0, 0.32.0), so its adapter counts them; the groups
+of its draft are in `runner.speculator.attn_groups` (0.32.0; not yet run on a GPU).
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ class Counts:
             {f"{model}_metadata_builds": 0 for model in (TARGET, *([DRAFT] if drafts(runner) else []))}
         )
         self.guarded = Guard("the counts of metadata builds and forwards ended", recorder.errors)
+
+    def totals(self) -> dict[str, int]:
+        """What was counted, with the replays of full graphs of which the recorder alone was told."""
+        full = {f"{model}_forwards_full": count for model, count in self._recorder.replays.items()}
+        return dict(self.found) | {name: max(count, self.found[name]) for name, count in full.items()}
 
     @property
     def model(self) -> str:
@@ -95,12 +102,16 @@ class Counts:
 
 def drafts(runner: Any) -> bool:
     """Whether a drafter of the runner builds metadata."""
-    return hasattr(getattr(runner, "drafter", None), "draft_attn_groups")
+    return hasattr(getattr(runner, "drafter", None), "draft_attn_groups") or hasattr(
+        getattr(runner, "speculator", None), "attn_groups"
+    )
 
 
 def groups(runner: Any) -> list[Any]:
     """All groups of layers that share builders: the target's, then the draft's."""
-    found = [group for several in getattr(runner, "attn_groups", ()) for group in several]
+    speculators = getattr(getattr(runner, "speculator", None), "attn_groups", None)
+    several = [*getattr(runner, "attn_groups", ()), *(speculators or ())]
+    found = [group for groups in several if isinstance(groups, list) for group in groups]
     return [*found, *getattr(getattr(runner, "drafter", None), "draft_attn_groups", ())]
 
 

@@ -22,6 +22,7 @@ from localizer.hooks.later import PATIENCE, Later, resolved
 from localizer.hooks.pack import Message, Packing, Run, Value, pieces
 from localizer.hooks.pump import Pump
 from localizer.hooks.sink import Sink
+from localizer.wire import rowsum
 
 BUFFER_BYTES = 32 << 20
 """Bytes of a buffer, unless the ring is so small that a quarter of it is less."""
@@ -84,6 +85,20 @@ class CudaTransport:
         torch.cuda.current_stream(self._device).wait_event(event)
 
 
+class Hashing(Protocol):
+    """Hashes rows on the device; see `localizer.hooks.rowdigest.RowDigests`."""
+
+    def __call__(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        """Write the digests of rows [rows, ...] to uint8 [rows, 16]."""
+
+    def check(self) -> None:
+        """Make sure that they are right.
+
+        Raises:
+            CannotTap: they are not.
+        """
+
+
 @dataclass
 class _Sent:
     """A packed buffer on its way: when it arrives, where, and what it holds."""
@@ -101,10 +116,19 @@ class DeviceSink:
         transport: how bytes get to the host.
         size: bytes of a buffer.
         patience: seconds for which room or a value is waited for.
+        hashing: hashes rows on the device; None if that is the host's work.
+
+    Attributes:
+        hashes: whether the rows of a site are hashed on the device; of those only the digests are sent.
     """
 
     def __init__(
-        self, sink: Sink, transport: Transport, size: int = BUFFER_BYTES, patience: float = PATIENCE
+        self,
+        sink: Sink,
+        transport: Transport,
+        size: int = BUFFER_BYTES,
+        patience: float = PATIENCE,
+        hashing: Hashing | None = None,
     ) -> None:
         self._sink, self._transport, self._patience = sink, transport, patience
         self._size = min(size, sink.most_bytes)
@@ -120,6 +144,12 @@ class DeviceSink:
         self._targets: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
         self._waits = False
+        self._hashing = hashing
+        self.hashes: Callable[[int], bool] = lambda site: False
+        self._hashed: set[int] = set()
+        # rows that are to be hashed next, and where their digests go
+        self._rows: list[torch.Tensor] = []
+        self._digests: list[torch.Tensor] = []
         self._pump: Pump[_Sent] = Pump(self._deliver, self._release)
 
     # -- the engine's thread ---------------------------------------------------------------------------
@@ -157,10 +187,9 @@ class DeviceSink:
                 raise ValueError(f"a tensor of {tensor.shape[0]} rows came where {count} are scheduled")
             shape = tuple(tensor.shape[1:])
             if self._layouts.get(site) != (tensor.dtype, shape):
-                self._layouts[site] = tensor.dtype, shape
-                name = str(tensor.dtype).removeprefix("torch.")
-                self.message(type="layout", site=site, dtype=name, shape=list(shape), code=call_site())
-            width = math.prod(shape) * tensor.element_size()
+                self._look(site, tensor.dtype, shape)
+            hashed = site in self._hashed
+            width = rowsum.SIZE if hashed else math.prod(shape) * tensor.element_size()
             if width > self._longest:
                 raise ValueError(f"a row of {width} bytes does not fit a frame of {self._longest} bytes")
             for first, many in pieces(count, width, self._longest):
@@ -169,11 +198,24 @@ class DeviceSink:
                     self.flush()
                     place = self._packing.rows(site, first, many, width)
                 assert place is not None
-                if width:
+                if hashed:
+                    self._digests.append(self._view(place, torch.uint8, (many, width)))
+                    self._rows.append(tensor[first : first + many])
+                elif width:
                     self._targets.append(self._view(place, tensor.dtype, (many, *shape)))
                     self._sources.append(tensor[first : first + many])
         if not self._waits:
             self._copy()
+
+    def _look(self, site: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        """Note how the rows of a site look and whether they are hashed here, and tell the writer."""
+        self._layouts[site] = dtype, shape
+        algorithm = {}
+        if self._hashing is not None and self.hashes(site):
+            self._hashed.add(site)
+            algorithm = {"digest": rowsum.ROWSUM}
+        name = str(dtype).removeprefix("torch.")
+        self.message(type="layout", site=site, dtype=name, shape=list(shape), code=call_site(), **algorithm)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -186,7 +228,12 @@ class DeviceSink:
             self._copy()
 
     def _copy(self) -> None:
-        """Copy what is due."""
+        """Copy, and hash, what is due."""
+        if self._rows:
+            rows, digests = self._rows, self._digests
+            self._rows, self._digests = [], []
+            assert self._hashing is not None
+            self._hashing(rows, digests)
         targets, sources = self._targets, self._sources
         if targets:
             self._targets, self._sources = [], []
@@ -245,10 +292,16 @@ class DeviceSink:
         self._sink.count(**counters)
 
     def warm(self) -> None:
-        """Allocate the buffers, which is due when the engine has measured how much memory it may use."""
+        """Allocate the buffers, which is due when the engine has measured how much memory it may use.
+
+        Raises:
+            CannotTap: rows are not hashed here as they should be.
+        """
         self._sink.warm()
         if not self._device:
             self._allocate()
+        if self._hashing is not None:
+            self._hashing.check()
 
     def close(self) -> None:
         """Say that nothing follows, when everything has arrived.

@@ -64,9 +64,10 @@ def follow(recorder: Recorder, undo: ExitStack, runner: Any, graphs: Graphs | No
         recorder.draft_begins(under_way.requests, counts, 0, *inputs)
 
     @recorder.guarded
-    def replayed() -> None:
+    def replayed(rows: int) -> None:
         if recorder.drafting and graphs is not None:
-            graphs.draft.serve(len(under_way.requests), recorder.channel)
+            recorder.replays["draft"] += 1
+            graphs.draft.serve(rows, len(under_way.requests), recorder.channel)
 
     def step(name: str, first: bool) -> None:
         """Stand in for a method that runs a draft step."""
@@ -87,7 +88,7 @@ def follow(recorder: Recorder, undo: ExitStack, runner: Any, graphs: Graphs | No
         def run_fullgraph(desc: Any, *args: Any, **kwargs: Any) -> Any:
             begins(first, desc.num_tokens)
             output = run(desc, *args, **kwargs)
-            replayed()
+            replayed(desc.num_tokens)
             return output
 
         replace(undo, manager, "run_fullgraph", run_fullgraph)

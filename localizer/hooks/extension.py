@@ -24,6 +24,7 @@ from localizer.hooks import (
     loaded,
     probes,
     resolved,
+    rowdigest,
     steps,
     taps,
     trace,
@@ -38,9 +39,8 @@ from localizer.hooks.phases import ChangesWorker
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.runner_v1 import raw_model
 from localizer.hooks.sink import Channel, Sink
-from localizer.wire import unsupported
 from localizer.wire.ring import Ring
-from localizer.wire.spec import SPEC_VARIABLE, RunSpec
+from localizer.wire.spec import DEVICE, SPEC_VARIABLE, RunSpec
 
 _ATTRIBUTE, _CONTENTS, _GRAPHS = "_localizer_recorder", "_localizer_contents", "_localizer_graphs"
 _COUNTS, _PROBES = "_localizer_counts", "_localizer_probes"
@@ -55,14 +55,14 @@ def _install(worker: Any) -> None:
     layout.check(worker)
     spec = RunSpec.read(os.environ[SPEC_VARIABLE])
     runner = worker.model_runner
-    if spec.kv_contents and layout.runner_kind(runner) == layout.V2:
-        raise layout.CannotTap(unsupported.KV_CONTENTS_V2)
     end_with(spec.parent_pid)
     ring = Sink(Ring(spec.ring), spec.writer_pid)
     device = torch.device(getattr(runner, "device", "cpu"))
-    sink: Channel = ring if device.type == "cpu" else DeviceSink(ring, CudaTransport(device))
+    sink: Channel = ring if device.type == "cpu" else _device_sink(ring, device, spec)
     recorder = Recorder(sink)
-    graphs = None if device.type == "cpu" else _graphs(recorder, device)
+    if isinstance(sink, DeviceSink):
+        sink.hashes = recorder.unkept(spec.payload)
+    graphs = None if device.type == "cpu" else _graphs(recorder, device, spec)
     # before the taps, which keep what they wrap
     tallies, placed = probes.install(spec.probes, lambda: recorder.in_step)
     setattr(worker, _PROBES, tallies)
@@ -84,7 +84,13 @@ def _install(worker: Any) -> None:
     setattr(worker, _GRAPHS, graphs)
 
 
-def _graphs(recorder: Recorder, device: torch.device) -> Graphs:
+def _device_sink(ring: Sink, device: torch.device, spec: RunSpec) -> DeviceSink:
+    """The sink for rows on a device, which hashes them there if that is asked for."""
+    hashing = rowdigest.RowDigests(device) if spec.row_digest == DEVICE else None
+    return DeviceSink(ring, CudaTransport(device), hashing=hashing)
+
+
+def _graphs(recorder: Recorder, device: torch.device, spec: RunSpec) -> Graphs:
     """The taps inside of CUDA graphs."""
 
     def report(sentence: str) -> None:
@@ -96,6 +102,8 @@ def _graphs(recorder: Recorder, device: torch.device) -> Graphs:
         recorder.knows,
         report,
         lambda: torch.cuda.mem_get_info(device)[0],
+        spec.graph_rows,
+        spec.graph_memory,
     )
 
 
@@ -174,7 +182,7 @@ class LocalizerExtension(ChangesWorker):
             "loaded": tell("names of the loaded files", loaded.loaded_facts),
             "hardware": tell("facts of the hardware", loaded.hardware_facts),
             "dummies": recorder.dummies,
-            "counts": dict(getattr(self, _COUNTS)[0].found),
+            "counts": getattr(self, _COUNTS)[0].totals(),
             "probes": [tally.record() for tally in tallies],
             "taps": recorder.counts() | (graphs.counts() if graphs is not None else {}),
             "errors": recorder.errors,

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from localizer.hooks.layout import CannotTap
+
 
 class Guard:
     """Runs one part of the observer; an exception ends that part, is noted, and the run goes on.
@@ -28,7 +30,10 @@ class Guard:
         self._errors.append(f"{self._ended}: {type(error).__name__}: {error}")
 
     def __call__(self, action: Callable[..., None]) -> Callable[..., None]:
-        """`action`, with any exception noted instead of raised, and skipped once something went wrong."""
+        """`action`, with any exception noted instead of raised, and skipped once something went wrong.
+
+        Only `CannotTap` is raised: it refuses what was asked for, before anything is recorded.
+        """
 
         @functools.wraps(action)
         def safely(*args: Any, **kwargs: Any) -> None:
@@ -36,6 +41,8 @@ class Guard:
                 return
             try:
                 action(*args, **kwargs)
+            except CannotTap:  # said while the engine starts: it does not
+                raise
             except Exception as error:  # whatever it is, the run must not change
                 self.stop(error)
 

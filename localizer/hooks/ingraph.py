@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from localizer.hooks.layout import CannotTap
 from localizer.hooks.sink import Channel
 
 Record = Callable[..., None]
@@ -47,6 +48,8 @@ class Tap:
             if tensor is None or index in self.unwanted:
                 continue
             rows = tensor.shape[0]
+            if self._group.beyond(rows):
+                return
             if buffer is None or rows > buffer.shape[0]:
                 self._group.cannot(f"{self.sites[index]} has no buffer for {rows} rows")
             elif (tensor.dtype, tensor.shape[1:]) != (buffer.dtype, buffer.shape[1:]):
@@ -64,11 +67,14 @@ class Group:
     Attributes:
         capturing: whether a graph is being captured now.
         most_rows: rows of the largest captured graph; 0 before buffers are allocated.
-        problems: sites that could not be tapped inside a graph, with the reason.
+        problems: what could not be tapped inside a graph, with the reason.
+
+    Args:
+        cap: graphs of more rows are not tapped; None taps all.
     """
 
-    def __init__(self, capturing: Callable[[], bool]) -> None:
-        self.capturing = capturing
+    def __init__(self, capturing: Callable[[], bool], cap: int | None = None) -> None:
+        self.capturing, self._cap = capturing, cap
         self.most_rows = 0
         self.problems: list[str] = []
         self._taps: list[Tap] = []
@@ -83,6 +89,10 @@ class Group:
         """Note, once, what will be missing."""
         if problem not in self.problems:
             self.problems.append(problem)
+
+    def beyond(self, rows: int) -> bool:
+        """Whether a graph of so many rows is left alone."""
+        return self._cap is not None and rows > self._cap
 
     def size(self, rows: int, requests: int, wanted: Callable[[str], bool]) -> int:
         """Bytes of the buffers for graphs of at most so many rows and requests."""
@@ -106,8 +116,16 @@ class Group:
                     count = requests if tap.requests else rows
                     tap.buffers[index] = torch.empty((count, *shape), dtype=dtype, device=device)
 
-    def serve(self, requests: int, channel: Channel) -> None:
-        """A graph has been replayed: record what it left of a batch of so many requests."""
+    def serve(self, rows: int, requests: int, channel: Channel) -> bool:
+        """A graph of so many rows has been replayed: record what it left of a batch of so many requests.
+
+        Returns whether it is tapped.
+        """
+        if self.beyond(rows):
+            self.cannot(
+                f"a full graph of {rows} rows was replayed, only those of up to {self._cap} are tapped"
+            )
+            return False
         with channel.together():
             for tap in self._taps:
                 if any(buffer is not None for buffer in tap.buffers):
@@ -116,6 +134,7 @@ class Group:
                         for buffer in tap.buffers
                     ]
                     tap.record(*cut)
+        return True
 
 
 class Graphs:
@@ -127,6 +146,8 @@ class Graphs:
         wanted: whether a site is recorded; others get no buffer.
         report: takes a sentence for the log.
         free: how many bytes of the device are left.
+        most_rows: graphs of more rows are not tapped; None taps all.
+        most_bytes: what the buffers may take; None for what is left.
 
     Attributes:
         bytes: of all buffers.
@@ -139,9 +160,12 @@ class Graphs:
         wanted: Callable[[str], bool],
         report: Callable[[str], None],
         free: Callable[[], int],
+        most_rows: int | None = None,
+        most_bytes: int | None = None,
     ) -> None:
         self._device, self._wanted, self._report, self._free = device, wanted, report, free
-        self.target, self.draft = Group(capturing), Group(capturing)
+        self._most_rows, self._most_bytes = most_rows, most_bytes
+        self.target, self.draft = Group(capturing, most_rows), Group(capturing, most_rows)
         self.bytes = 0
 
     def prepare(self, sizes: dict[str, list[int]], most_requests: int) -> None:
@@ -152,22 +176,23 @@ class Graphs:
             most_requests: most requests of a batch.
 
         Raises:
-            RuntimeError: they do not fit into the memory that is left.
+            CannotTap: they do not fit into the memory that is left, or that they may take.
         """
         plans = []
         for name, group in (("target", self.target), ("draft", self.draft)):
-            rows = max(sizes.get(name, ()), default=0)
+            rows = max((size for size in sizes.get(name, ()) if not group.beyond(size)), default=0)
             if rows and not group.most_rows:
                 requests = min(rows, most_requests)
                 plans.append((name, group, rows, requests, group.size(rows, requests, self._wanted)))
         total = sum(size for *_, size in plans)
         if not total:
             return
-        if total > self._free():
-            raise RuntimeError(
-                f"the taps inside full graphs need {total} bytes on the device, of which {self._free()} are "
-                "left; tap fewer --layers or --sites, or capture smaller graphs"
-            )
+        for limit, what in ((self._free(), "left there"), (self._most_bytes, "allowed (--graph-memory)")):
+            if limit is not None and total > limit:
+                raise CannotTap(
+                    f"taps inside full CUDA graphs need {total} bytes on the device, {limit} are {what}; "
+                    "tap fewer --layers or --sites, or lower --graph-rows"
+                )
         for name, group, rows, requests, size in plans:
             group.allocate(rows, requests, self._device, self._wanted)
             self._report(

@@ -25,6 +25,7 @@ import torch
 from localizer.hooks.guard import Guard
 from localizer.hooks.raw import raw_bytes
 from localizer.hooks.sink import Channel
+from localizer.hooks.tables import DeviceTables, HostTables, Tables
 from localizer.wire.spec import UNREAD
 
 Gather = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -54,8 +55,8 @@ class KVContents:
     """Hashes keys and values after each step; `errors` hears of a fault.
 
     Attributes:
-        after: to be called with the requests of a step that is over, in batch order, and how many tokens of
-            each are computed; a fault ends the contents alone.
+        after: to be called when a step is over, see `localizer.hooks.trace.AfterStep`; a fault ends the
+            contents alone.
         layouts: by tapped layer which layout was read, or why none was; filled at the first step.
     """
 
@@ -65,34 +66,46 @@ class KVContents:
         self._places: dict[str, Place] = {}
         self.layouts: dict[str, str] = {}
 
-    def _hash(self, requests: Sequence[str], ends: Mapping[str, int]) -> None:
+    def _hash(
+        self, requests: Sequence[str], ends: Mapping[str, int], device: DeviceTables | None = None
+    ) -> None:
+        tables = device if device is not None else self._host_tables()
         if not self.layouts:
-            self._look()
-        tables = self._runner.input_batch.block_table.block_tables
+            self._look(None if tables is None else tables.sizes)
+        if tables is None:
+            return
         keys: dict[str, list[str]] = {name: [] for name in self._places}
         values: dict[str, list[str]] = {name: [] for name in self._places}
         for row, request in enumerate(requests):
             end = ends[request]
             for name, place in self._places.items():
-                table, cache = tables[place.group], cache_of(place.layer)
-                blocks = table.get_numpy_array()[row, : -(-end // table.block_size)]
-                where = torch.from_numpy(blocks.astype("int64")).to(cache.device)
-                key, value = GATHER[place.layout](cache, where)
+                cache = cache_of(place.layer)
+                blocks = tables.blocks(place.group, row, -(-end // tables.sizes[place.group]))
+                key, value = GATHER[place.layout](cache, blocks.to(cache.device))
                 keys[name].append(digest(key[:end]))
                 values[name].append(digest(value[:end]))
         self._sink.message(type="contents", keys=keys, values=values)
 
-    def _look(self) -> None:
-        """Find out how each layer's cache is laid out, and in which group of block tables."""
+    def _host_tables(self) -> Tables | None:
+        """The block tables of a runner that keeps them on the host; None for one that does not."""
+        tables = getattr(getattr(self._runner, "input_batch", None), "block_table", None)
+        return None if tables is None else HostTables(tables.block_tables)
+
+    def _look(self, sizes: Sequence[int] | None) -> None:
+        """Find out how each layer's cache is laid out, and in which group of block tables, of these sizes."""
+        if sizes is None:
+            self.layouts = dict.fromkeys(
+                self._layers, f"{UNREAD}the block tables of this runner are not known"
+            )
+            return
         groups = {
             name: (number, group.kv_cache_spec)
             for number, group in enumerate(self._runner.kv_cache_config.kv_cache_groups)
             for name in group.layer_names
         }
-        tables = self._runner.input_batch.block_table.block_tables
         for name, layer in self._layers.items():
             try:
-                number, size = _group(layer, groups.get(name), tables)
+                number, size = _group(layer, groups.get(name), sizes)
                 place = Place(layer, layout_of(layer, size), number)
             except Unread as why:
                 self.layouts[name] = f"{UNREAD}{why}"
@@ -100,7 +113,7 @@ class KVContents:
                 self._places[name], self.layouts[name] = place, place.layout
 
 
-def _group(layer: Any, group: tuple[int, Any] | None, tables: Sequence[Any]) -> tuple[int, int]:
+def _group(layer: Any, group: tuple[int, Any] | None, sizes: Sequence[int]) -> tuple[int, int]:
     """The group of a layer and the block size of its table."""
     shared = getattr(layer, "kv_sharing_target_layer_name", None)
     if shared:
@@ -110,7 +123,7 @@ def _group(layer: Any, group: tuple[int, Any] | None, tables: Sequence[Any]) -> 
     number, spec = group
     if not type(spec).__name__.startswith("FullAttention"):
         raise Unread(f"the cache of a {type(spec).__name__} is not known")
-    return number, int(tables[number].block_size)
+    return number, int(sizes[number])
 
 
 def cache_of(layer: Any) -> torch.Tensor:

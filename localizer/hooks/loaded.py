@@ -85,7 +85,15 @@ def gpus() -> list[dict[str, str]]:
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return []
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return [{"name": str(found.name), "uuid": str(getattr(found, "uuid", "")), "driver": driver()}]
+    return [
+        {
+            "name": str(found.name),
+            "uuid": str(getattr(found, "uuid", "")),
+            "driver": driver(),
+            "cuda": str(torch.version.cuda or ""),
+            "capability": f"{found.major}.{found.minor}",
+        }
+    ]
 
 
 def driver(path: str = "/proc/driver/nvidia/version") -> str:

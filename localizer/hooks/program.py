@@ -16,7 +16,7 @@ from multiprocessing import connection
 from typing import Any
 
 from localizer.hooks.lifeline import end_with
-from localizer.wire.spec import EVENTS_VARIABLE, EXTENSION, SPEC_VARIABLE, RunSpec
+from localizer.wire.spec import DEVICE, EVENTS_VARIABLE, EXTENSION, SPEC_VARIABLE, RunSpec
 
 DEFAULTS: dict[str, Any] = {"skip_tokenizer_init": True}
 """Engine arguments that a workload of token ids implies; `RunSpec.engine` overrides them."""
@@ -51,9 +51,11 @@ def run(spec: RunSpec, report: Reporter) -> None:
     report("importing")
     from vllm import LLM, SamplingParams
 
-    from localizer.hooks import layout, phases
+    from localizer.hooks import layout, phases, rowdigest
 
     layout.check_admission(LLM)
+    if spec.row_digest == DEVICE:
+        rowdigest.check_platform()
     imported = time.monotonic()
     report("loading")
     engine = {**DEFAULTS, **spec.engine, "model": spec.model}

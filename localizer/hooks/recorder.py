@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from localizer.hooks.guard import Guard
 from localizer.hooks.later import Later
 from localizer.hooks.sink import Channel
-from localizer.wire.spec import DRAFT, INPUT_IDS, POSITIONS
+from localizer.wire.spec import DRAFT, INPUT_IDS, POSITIONS, kept_sites
 
 
 class Recorder:
@@ -24,8 +26,10 @@ class Recorder:
         ending: called when the run is over, before nothing follows any more.
         checks: called when the run is over; each returns what is wrong with the capture, or None.
         dummies, rounds: how many dummy forwards and rounds there were.
-        rows_in_graph, rows_at_host: rows of the target by what recorded their layers: taps inside a full
-            CUDA graph, or taps that Python reached.
+        rows_in_graph, rows_at_host, rows_not_tapped: rows of the target by what recorded their layers: taps
+            inside a full CUDA graph; taps that Python reached; nothing, for their graph is not tapped.
+        replays: full graphs of the "target" and of the "draft" that were replayed where no forward context
+            tells of it, as by Model Runner V2.
         errors: why recording ended, and what is wrong with the capture.
         guarded: makes an action safe: its faults are noted and end the recording.
     """
@@ -33,6 +37,7 @@ class Recorder:
     def __init__(self, sink: Channel) -> None:
         self.channel = sink
         self._index: dict[str, int] = {}
+        self._sites: list[tuple[str, str]] = []  # those announced at first
         self._scheduled: Any = None
         self._rows = 0
         self._requests = 0
@@ -44,8 +49,9 @@ class Recorder:
         self._steps = 0
         self.dummies = 0
         self.rounds = 0
-        self.rows_in_graph = self.rows_at_host = 0
-        self._inside = False
+        self.rows_in_graph = self.rows_at_host = self.rows_not_tapped = 0
+        self._inside: bool | None = None
+        self.replays: Counter[str] = Counter()
         self.batch = self.draft_batch = 0
         self.ending: list[Callable[[], None]] = []
         self.checks: list[Callable[[], str | None]] = []
@@ -57,6 +63,7 @@ class Recorder:
     ) -> None:
         """Announce the sites in model order, each with the rows it is expected on, and what is not tapped."""
         self._index = {name: number for number, (name, _) in enumerate(sites)}
+        self._sites = list(sites)
         self.channel.message(
             type="sites", sites=list(sites), not_applicable=not_applicable, untapped=untapped
         )
@@ -73,6 +80,16 @@ class Recorder:
     def knows(self, site: str) -> bool:
         """Whether a site is registered; others are not recorded."""
         return site in self._index
+
+    def unkept(self, payload: str) -> Callable[[int], bool]:
+        """Whether the rows of a site, by its number, are not kept; see `localizer.wire.spec.kept_sites`."""
+
+        @functools.cache
+        def kept() -> frozenset[int] | None:
+            names = kept_sites(self._sites, payload)
+            return None if names is None else frozenset(self._index[name] for name in names)
+
+        return lambda site: (found := kept()) is not None and site not in found
 
     @property
     def recording(self) -> bool:
@@ -121,7 +138,7 @@ class Recorder:
     def schedule(self, scheduler_output: Any) -> None:
         """A real engine step begins; it is recorded if it has scheduled tokens."""
         self._scheduled = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
-        self._open = self._inside = False
+        self._open, self._inside = False, None
         self._draft_rows, self._proposed = 0, None
 
     def forward_begins(
@@ -158,9 +175,9 @@ class Recorder:
         self.dummies += 1
         self.channel.count(dummy=1)
 
-    def in_graph(self) -> None:
-        """The step's layers were recorded by taps inside a full graph."""
-        self._inside = True
+    def in_graph(self, tapped: bool) -> None:
+        """The step's layers were in a full graph, whose taps recorded them if it is tapped."""
+        self._inside = tapped
 
     def rows(self, site: str, tensor: torch.Tensor) -> None:
         """Record the real rows of a tensor [padded rows, ...]."""
@@ -249,14 +266,17 @@ class Recorder:
         self.channel.flush()
         if self._inside:
             self.rows_in_graph += self._rows
-        else:
+        elif self._inside is None:
             self.rows_at_host += self._rows
+        else:
+            self.rows_not_tapped += self._rows
         self._open = False
         return True
 
     def counts(self) -> dict[str, int]:
         """Rows of the target by what recorded their layers, as the manifest counts them."""
-        return {"rows_at_host": self.rows_at_host, "rows_in_graph": self.rows_in_graph}
+        missed = {"rows_not_tapped": self.rows_not_tapped} if self.rows_not_tapped else {}
+        return {"rows_at_host": self.rows_at_host, "rows_in_graph": self.rows_in_graph, **missed}
 
     def round(self, names: dict[str, str]) -> None:
         """A round begins; `names` maps vLLM's internal request ids to ours."""

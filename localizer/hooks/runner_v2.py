@@ -21,6 +21,7 @@ from typing import Any
 from localizer.hooks.ingraph import Graphs
 from localizer.hooks.replace import replace
 from localizer.hooks.steps import Forward, Steps, before_capture, follow_tokens
+from localizer.hooks.tables import binder, device_tables
 
 
 def follow(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs | None = None) -> None:
@@ -66,6 +67,7 @@ def _follow_forward(steps: Steps, undo: ExitStack, runner: Any) -> None:
     """Begin a step's rows when its inputs and its attention metadata are there."""
     prepare, state = runner.prepare_inputs, runner.model_state
     attention = state.prepare_attn
+    arguments = binder(attention)
     waiting: list[tuple[Any, Any]] = []
 
     @functools.wraps(prepare)
@@ -82,7 +84,8 @@ def _follow_forward(steps: Steps, undo: ExitStack, runner: Any) -> None:
             batch, batch_desc = waiting.pop()
             mode = getattr(batch_desc.cg_mode, "name", str(batch_desc.cg_mode))
             requests, inputs = list(batch.req_ids), (batch.input_ids, batch.positions)
-            steps.begins(Forward(requests, *inputs, metadata, mode, batch_desc))
+            tables = device_tables(runner, arguments(args, kwargs).get("block_tables"), len(requests))
+            steps.begins(Forward(requests, *inputs, metadata, mode, batch_desc, tables))
         return metadata
 
     replace(undo, runner, "prepare_inputs", prepare_inputs)
@@ -102,8 +105,8 @@ def _prepare(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs) -> None
     @recorder.guarded
     def replayed(desc: Any) -> None:
         if recorder.recording and recorder.in_forward:
-            graphs.target.serve(recorder.requests, recorder.channel)
-            recorder.in_graph()
+            recorder.replays["target"] += 1
+            recorder.in_graph(graphs.target.serve(desc.num_tokens, recorder.requests, recorder.channel))
 
     @recorder.guarded
     def prepare() -> None:

@@ -21,6 +21,7 @@ from localizer.hooks.replace import replace
 from localizer.wire.spec import AUXILIARY
 
 if TYPE_CHECKING:
+    from localizer.hooks.tables import DeviceTables
     from localizer.hooks.trace import AfterStep, Tracer
 
 
@@ -34,6 +35,7 @@ class Forward:
         metadata: vLLM's attention metadata, in any of its layouts.
         graph: name of the CUDA graph mode.
         batch: vLLM's batch descriptor, or None.
+        tables: the step's block tables, where the runner does not keep them on the host.
     """
 
     requests: Sequence[str]
@@ -42,6 +44,7 @@ class Forward:
     metadata: Any = None
     graph: str = ""
     batch: Any = None
+    tables: DeviceTables | None = None
 
 
 class Steps:

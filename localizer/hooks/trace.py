@@ -2,7 +2,8 @@
 
 Seen on vLLM 0.28.0 and 0.32.0 (V1 model runner). Everything is read from the host's copies, so that no device
 is waited for: `SchedulerOutput`, the attention metadata, and the block tables that the V1 runner keeps in
-numpy (V2 keeps none). Slot mappings are read where they lie in host memory, as on the CPU.
+numpy; those of V2 lie on the device and come with the step's rows. Slot mappings are read where they lie in
+host memory, as on the CPU.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
 
 from localizer.hooks.guard import Guard
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.sink import Channel
 from localizer.hooks.steps import Forward
+from localizer.hooks.tables import DeviceTables
 
 DIGEST_BYTES = 16
 
 _PLAIN = (bool, int, float, str)
 
-AfterStep = Callable[[Sequence[str], Mapping[str, int]], None]
-"""Called after a traced step with the requests in batch order, and how many tokens of each are computed."""
+AfterStep = Callable[[Sequence[str], Mapping[str, int], DeviceTables | None], None]
+"""Called after a traced step with the requests in batch order, how many tokens of each are computed, and the
+step's block tables, where the runner does not keep them on the host."""
 
 
 class Tracer:
@@ -41,6 +45,7 @@ class Tracer:
         self._preempted: set[str] = set()
         self._last = -1
         self._ends: dict[str, int] = {}
+        self._tables: DeviceTables | None = None
         self.guarded = Guard("the schedule trace ended", recorder.errors)
 
     def schedule(self, output: Any) -> None:
@@ -81,18 +86,20 @@ class Tracer:
             graph=forward.graph,
             batch={} if forward.batch is None else scalars(forward.batch),
             backend={} if metadata is None else scalars(metadata),
-            blocks=block_digests(tables, ends),
+            blocks=block_digests(tables, ends)
+            if forward.tables is None
+            else device_block_digests(self._sink, forward.tables, ends),
             slots=slot_digests(getattr(metadata, "slot_mapping", None), scheduled),
         )
         self._finished, self._preempted = set(), set()
-        self._ends = dict(zip(requests, ends, strict=True))
+        self._ends, self._tables = dict(zip(requests, ends, strict=True)), forward.tables
 
     def ended(self, after: AfterStep | None) -> None:
         """The target's forward is over."""
         ends, self._ends = self._ends, {}
         self._scheduled = None
         if after is not None and ends:
-            after(list(ends), ends)
+            after(list(ends), ends, self._tables)
 
     def _metadata(self, metadata: Any) -> Any:
         """The attention metadata of the first tapped layer, of the first micro-batch if there are several."""
@@ -140,6 +147,25 @@ def block_digests(tables: Any, ends: Sequence[int]) -> list[str] | None:
             digest.update(array[row, : -(-end // size)].tobytes())
         found.append(digest.hexdigest())
     return found
+
+
+def device_block_digests(channel: Channel, tables: DeviceTables, ends: Sequence[int]) -> Any:
+    """The same of tables on a device: something that a message may hold, which arrives when they have."""
+    counts = [[-(-end // size) for end in ends] for size in tables.sizes]
+    widths = [max(several, default=0) for several in counts]
+    parts = [group[: len(ends), :width] for group, width in zip(tables.groups, widths, strict=True)]
+
+    def convert(rows: Sequence[Sequence[int]]) -> list[str]:
+        found = []
+        for row, numbers in enumerate(rows):
+            digest, start = blake2b(digest_size=DIGEST_BYTES), 0
+            for several, width in zip(counts, widths, strict=True):
+                digest.update(np.array(numbers[start : start + several[row]], np.int32).tobytes())
+                start += width
+            found.append(digest.hexdigest())
+        return found
+
+    return channel.later(torch.cat(parts, dim=1), convert)
 
 
 def slot_digests(slots: Any, counts: Sequence[int]) -> list[str] | None:

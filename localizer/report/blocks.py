@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MISSING = "—"
+"""Stands in a table where there is no value."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -25,7 +28,8 @@ class Bullets:
 class Table:
     """Columns of text.
 
-    `right` names the columns set flush right, `loud` the rows that matter, `bar` a column of bars drawn in #.
+    `right` names the columns set flush right, `loud` the rows that matter, `bar` a column of bars drawn in #,
+    `values` the columns of names and values from captures, which are set as code where there is code.
     """
 
     header: Sequence[str]
@@ -33,6 +37,7 @@ class Table:
     right: frozenset[int] = frozenset()
     loud: frozenset[int] = frozenset()
     bar: int | None = None
+    values: frozenset[int] = frozenset()
 
 
 Block = Line | Bullets | Table

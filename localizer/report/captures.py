@@ -10,6 +10,7 @@ from localizer.report.native import native_code
 from localizer.report.probes import probed
 from localizer.report.safe import clean
 from localizer.store import names, runs
+from localizer.store.digest import XXH3
 from localizer.store.reader import Capture
 from localizer.store.schema import Manifest, Open, Workload
 from localizer.store.verify import DAMAGED, SOUND, ArchiveVerification, Verification
@@ -61,6 +62,12 @@ def left(manifest: Manifest) -> list[str]:
     names = [f"{clean(name)} ({clean(state)})" for name, state in manifest.left_shared_memory.items()]
     if names:
         said.append(f"the run left shared memory: {_some(names, 'file')}")
+    said += [
+        f"on GPU {clean(gpu.uuid)} {gpu.left >> 20:,} MiB more are in use than before the run: "
+        "left by it, or taken by another program"
+        for gpu in manifest.gpu_memory
+        if gpu.left
+    ]
     return said
 
 
@@ -135,6 +142,7 @@ def details(capture: Capture) -> str:
         lines.append(
             f"    {clean(site.name):<44} {clean(site.dtype):<10} {shape:<10} "
             f"{recorded[index]:>8,} digests {kept:>8,} kept"
+            + ("" if site.digest == XXH3 else f"  {clean(site.digest)}")
         )
     if capture.manifest is not None:
         manifest = capture.manifest

@@ -69,7 +69,10 @@ def _without(said: Sequence[Part], dropped: Sequence[str]) -> list[Part]:
 
 
 def _joined(said: Sequence[Part], most: int | None) -> str:
-    shown = "\n\n".join(filter(None, (_markdown(part, most) for part in said)))
+    shown = ""
+    for inner in filter(None, (_markdown(part, most) for part in said)):
+        lists = inner.startswith("- ") and shown.rpartition("\n")[2].startswith("- ")  # go on as one
+        shown += ("\n" if lists else "\n\n" if shown else "") + inner
     return shown if most is None else f"{shown}\n\nSentences were cut to {most} characters."
 
 

@@ -1,4 +1,7 @@
-"""What a capture ran on, in a line: versions, runner, graphs, attention, numbers, model, hardware."""
+"""What a capture ran on, in a line of Markdown: versions, model, runner, graphs, attention, hardware.
+
+Each value is one code span, whatever it is; the words around are ours.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 from localizer.report.counts import count
+from localizer.report.gfm import code
 from localizer.report.safe import clean
 from localizer.store.reader import Capture
 
@@ -15,7 +19,7 @@ WIDEST = 80
 
 
 def environment(capture: Capture) -> str:
-    """The line, without a full stop; what the capture does not say is left out."""
+    """The line, without a full stop, in which nothing is live; what the capture does not say is left out."""
     engine = capture.manifest.engine if capture.manifest is not None else {}
     source, work = capture.open.source, capture.open.workload
     parts = [
@@ -35,13 +39,13 @@ def environment(capture: Capture) -> str:
 
 
 def _text(value: Any) -> str:
-    return clean(str(value), WIDEST)
+    return code(clean(str(value), WIDEST))
 
 
 def _runner(engine: dict[str, Any]) -> str:
     adapter = engine.get("adapter")
     if isinstance(adapter, dict) and adapter.get("runner"):
-        return f"{_text(adapter['runner']).upper()} model runner"
+        return f"model runner {_text(str(adapter['runner']).upper())}"
     return f"runner {_text(engine['runner'])}" if engine.get("runner") else ""
 
 
@@ -75,4 +79,4 @@ def _hardware(capture: Capture, engine: dict[str, Any]) -> str:
         return f"CPU {_text(processor.model) or 'unknown'} ({_text(processor.capability)})"
     device = engine.get("device")
     kind = engine.get("processor") or capture.open.host.get("processor", "")
-    return f"{_text(device).upper()} {_text(kind)}".rstrip() if device else ""
+    return f"device {_text(device)}{f' ({_text(kind)})' if kind else ''}" if device else ""

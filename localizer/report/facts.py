@@ -118,7 +118,12 @@ def facts_lines(capture: Capture) -> Iterator[str]:
         name, capability = clean(processor.model) or "unknown", clean(processor.capability)
         yield f"  processor     {name}, torch uses {capability} on {processor.threads:,} threads"
     for gpu in identity.gpus:
-        yield f"  GPU           {clean(gpu.name)} {clean(gpu.uuid)}, driver {clean(gpu.driver) or 'unknown'}"
+        cuda = f", CUDA {clean(gpu.cuda)}" if gpu.cuda else ""
+        capability = f", compute capability {clean(gpu.capability)}" if gpu.capability else ""
+        yield (
+            f"  GPU           {clean(gpu.name)} {clean(gpu.uuid)}, driver {clean(gpu.driver) or 'unknown'}"
+            f"{cuda}{capability}"
+        )
     if identity.checkout is not None:
         checkout = identity.checkout
         state = {True: "with changes", False: "clean", None: "perhaps changed"}[checkout.dirty]

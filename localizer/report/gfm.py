@@ -1,7 +1,8 @@
 """Text as GitHub-flavoured Markdown in which nothing is live: what a reader sees is the text itself.
 
 A word goes in bare only if it is of letters, or a number; any other stands in a code span, in which GitHub
-makes no link, mention, reference, emoji, formula or HTML of anything.
+makes no link, mention, reference, emoji, formula or HTML of anything. Digits behind a point are no commit to
+GitHub, as github.com/remarkjs/remark-github/issues/22 shows.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import re
 
 from localizer.report.safe import escaped
 
-_WORDS = re.compile(r"\[\d+(?:, \d+)*\][^ ]*|[^ ]+")
-"""An index such as `[0, 3]` is one word."""
+_WORDS = re.compile(r"\[\d+(?:, \d+)*\][^ ]*|--format json|[^ ]+")
+"""An index such as `[0, 3]` is one word, an option with its value too."""
 
 _WORD = re.compile(r"(\(*)(.*?)([),.;:?]*)")
 _PLAIN = re.compile(
-    r"[A-Za-z]+(?:['-][A-Za-z]+)*|\d{1,3}(?:,\d{3})+|\d{1,6}(?:\.\d{1,6})?%?|\d{1,6}/\d{1,6}|[×–—…]"
+    r"[A-Za-z]+(?:['-][A-Za-z]+)*|[a-z]/[a-z]|[×–—…]"
+    r"|\d{1,3}(?:,\d{3})+|-?\d{1,6}(?:\.\d{1,20})?%?|\d{1,6}[/–]\d{1,6}"
 )
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 """What GitHub may take for a commit, words such as `defaced` too."""
@@ -39,12 +41,13 @@ def code(text: str) -> str:
     return f"{fence} {text} {fence}" if padded else f"{fence}{text}{fence}"
 
 
-def cell(text: str) -> str:
-    """`prose` inside a table, whose cells end at a bar.
+def cell(text: str, *, value: bool = False) -> str:
+    """`prose`, or `code` of a value, inside a table, whose cells end at a bar.
 
     A bar behind a backslash, of which renderers do not agree whether it is escaped, is shown as an escape.
     """
-    return re.sub(r"(\\?)\|", lambda found: "\\\\x7c" if found[1] else "\\|", prose(text))
+    shown = code(text) if value else prose(text)
+    return re.sub(r"(\\?)\|", lambda found: "\\\\x7c" if found[1] else "\\|", shown)
 
 
 def fenced(lines: str, language: str = "") -> str:
@@ -58,6 +61,8 @@ def _word(word: str, first: bool) -> str:
     found = _WORD.fullmatch(word)
     assert found is not None
     before, core, after = found.groups()
+    if after.startswith(")") and core.count("(") > core.count(")"):  # the end of a call, of `Intel(R)`
+        core, after = f"{core})", after[1:]
     if not core:
         return code(word)
     plain = _PLAIN.fullmatch(core) and not _COMMIT.fullmatch(core)

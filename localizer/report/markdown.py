@@ -7,7 +7,7 @@ from typing import TextIO
 
 from localizer.diff.result import Result
 from localizer.report import text
-from localizer.report.blocks import Block, Bullets, Line, Table
+from localizer.report.blocks import MISSING, Block, Bullets, Line, Table
 from localizer.report.gfm import cell, prose
 
 LEVELS = {"verdict": "## ", "heading": "### "}
@@ -39,5 +39,8 @@ def _block(block: Block) -> str:
 
 def _table(table: Table) -> str:
     rule = ["---:" if column in table.right else "---" for column in range(len(table.header))]
-    rows = [[cell(text) for text in row] for row in (table.header, *table.rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:]))
+    rows = [
+        [cell(text, value=column in table.values and text != MISSING) for column, text in enumerate(row)]
+        for row in table.rows
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in ([*map(cell, table.header)], rule, *rows))

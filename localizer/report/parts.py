@@ -127,7 +127,7 @@ def parts(found: Evidence) -> Iterator[Part]:
     yield Part("", [Bullets(list(_parity(found)))])
     yield Part("repeats and control", _control_and_repeats(result))
     yield Part("probes", [Bullets(list(_probes(found)))])
-    yield Part("environment", [Bullets(list(_environments(found)))])
+    yield Part("environment", literal=_environments(found))
     yield Part("parity table", list(text.differing(result.differences)))
     if run is not None:
         yield Part("runs", list(_runs(run)))
@@ -196,16 +196,21 @@ def _control_and_repeats(result: Result) -> list[Block]:
     return [Bullets([_CAPITAL.sub(lambda it: it[0].capitalize(), line) for line in lines])]
 
 
-def _environments(found: Evidence) -> Iterator[str]:
-    """One line for all captures that ran on the same, in the order of the archive."""
+def _environments(found: Evidence) -> str:
+    """A list with one line for all captures that ran on the same, in the order of the archive."""
     by_line: dict[str, list[str]] = {}
     for name, capture in found.captures.items():
         by_line.setdefault(environment(capture), []).append(name)
-    for told, names in by_line.items():
-        yield f"{'Environment' if len(by_line) == 1 else ' and '.join(names[:3])}: {told}"
+    lines = [
+        f"- {'Environment' if len(by_line) == 1 else prose(' and '.join(names[:3]).capitalize())}: {told}"
+        for told, names in by_line.items()
+    ]
     changed = [name for name, capture in found.captures.items() if capture.open.intervention is not None]
     if changed:
-        yield f"Changed while it ran, by localize intervene: the source of {' and '.join(changed[:3])}"
+        lines.append(
+            f"- Changed while it ran, by localize intervene: the source of {' and '.join(changed[:3])}"
+        )
+    return "\n".join(lines)
 
 
 def _runs(run: RunResult) -> Iterator[Block]:

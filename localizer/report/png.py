@@ -149,8 +149,9 @@ def _marker(sign: str) -> Path:
     box = path.get_extents()
     moved = Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).transform_path(path)
     # What closes a shape has a place that means nothing, by which matplotlib would shrink a dot to nothing.
-    ends = moved.codes == Path.CLOSEPOLY
-    return Path(np.where(ends[:, None], 0.0, moved.vertices), moved.codes)
+    codes = np.asarray(moved.codes)
+    ends = (codes == Path.CLOSEPOLY)[:, None]
+    return Path(np.where(ends, 0.0, moved.vertices), codes)
 
 
 def _names(result: Result, lines: Lines) -> list[str]:

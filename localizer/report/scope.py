@@ -83,6 +83,9 @@ def does_not_establish(result: Result) -> list[str]:
     only = len(cover.sites.candidate_only) + len(cover.sites.parent_only)
     if only:
         said.append(f"Anything about {count(only, 'site')} that only one capture holds.")
+    if cover.sites.not_comparable:
+        several = count(len(cover.sites.not_comparable), "site")
+        said.append(f"Anything about {several} that the captures hold digests of different algorithms of.")
     said += _rows(result)
     missing = cover.pairs.missing.candidate + cover.pairs.missing.parent
     if missing:

@@ -17,7 +17,7 @@ from localizer.report import (
     within,
     wording,
 )
-from localizer.report.blocks import Block, Bullets, Line, Table
+from localizer.report.blocks import MISSING, Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.safe import clean
 from localizer.report.scope import Scope, scope
@@ -161,13 +161,13 @@ def differing(
         [clean(item.setting), _value(item.candidate, widest), _value(item.parent, widest)]
         for item in differences[:shown]
     ]
-    yield Table(["setting", "candidate", "parent"], rows)
+    yield Table(["setting", "candidate", "parent"], rows, values=frozenset({0, 1, 2}))
     if len(differences) > shown:
         yield Line(f"  … and {len(differences) - shown} more; --format json lists all")
 
 
 def _value(value: object, widest: int) -> str:
-    return "—" if value is None else clean(str(value), widest)
+    return MISSING if value is None else clean(str(value), widest)
 
 
 def coverage(result: Result) -> Iterator[str]:
@@ -201,6 +201,14 @@ def coverage(result: Result) -> Iterator[str]:
         if names:
             shown = [clean(name) for name in names[:NAMES_SHOWN]] + ["…"] * (len(names) > NAMES_SHOWN)
             yield f"only in the {side}: {count(len(names), 'site')} ({', '.join(shown)})"
+    if cover.sites.not_comparable:
+        algorithms = {
+            name for both in cover.sites.not_comparable.values() for name in (both.candidate, both.parent)
+        }
+        yield (
+            f"not comparable: {count(len(cover.sites.not_comparable), 'site')}, "
+            f"whose digests are of {' and '.join(map(clean, sorted(algorithms)))}"
+        )
     if cover.sites.not_applicable:
         yield f"not there, or not to be seen in these runs: {count(len(cover.sites.not_applicable), 'site')}"
     layers = {clean(cover.layers.candidate), clean(cover.layers.parent)}

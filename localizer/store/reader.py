@@ -11,14 +11,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import xxhash
 
 from localizer.errors import DamagedCapture, NotACapture
 from localizer.store import schema, tensors, trace
+from localizer.store.digest import BY_SITE, XXH3, row_digest, shard_algorithm
 from localizer.store.expected import applicable
 from localizer.store.schema import (
     COLUMNS,
-    DIGEST,
     DIGEST_BYTES,
     UNFINISHED,
     Manifest,
@@ -271,10 +270,12 @@ class Capture:
             facts = schema.parse(metadata.encode("utf-8", "surrogatepass"), _Facts)
         except ValueError as error:
             raise DamagedCapture(f"{path} is damaged: its metadata is malformed ({error}).") from None
-        if facts.algorithm != DIGEST:
+        if facts.algorithm not in (XXH3, BY_SITE):
             raise DamagedCapture(
-                f"{path} holds {facts.algorithm[:40]!r} digests; this localizer reads only {DIGEST}."
+                f"{path} holds {facts.algorithm[:40]!r} digests; this localizer reads {XXH3} and {BY_SITE}."
             )
+        if facts.algorithm != shard_algorithm([site.digest for site in facts.sites]):
+            raise DamagedCapture(f"{path} is damaged: its sites have other digests than it says.")
         if len({site.name for site in facts.sites}) != len(facts.sites):
             raise DamagedCapture(f"{path} is damaged: it names a site twice.")
         return tuple(facts.sites)
@@ -306,6 +307,9 @@ class Capture:
         for key in both:
             path, sites = digests[key]
             count = _fitting(self._opened(rows[key]), self._opened(path), sites, self._columns)
+            for site in sites:
+                if site.dtype and site.digest != self.sites[self._columns[site.name]].digest:
+                    raise DamagedCapture(f"{path} is damaged: {site.name} has another digest elsewhere.")
             target = np.array([self._columns[site.name] for site in sites], np.int64)
             order = None if np.array_equal(target, np.arange(len(target))) else np.argsort(target)
             start = sets[-1].start + sets[-1].count if sets else 0
@@ -388,7 +392,10 @@ class Capture:
         """
         column = self._columns[site]
         wanted = self.table.digest[row, column].tobytes()
-        if not self.table.present[row, column] or xxhash.xxh3_128_digest(found.tobytes()) != wanted:
+        if (
+            not self.table.present[row, column]
+            or row_digest(self.sites[column].digest, found.tobytes()) != wanted
+        ):
             raise self.damaged_row(site, row)
 
     def damaged_row(self, site: str, row: int) -> DamagedCapture:

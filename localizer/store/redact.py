@@ -97,6 +97,7 @@ class Redactor:
                 names |= scrub.people(msgspec.to_builtins(facts))
                 identity = capture.manifest.identity
                 names |= {gpu.uuid for gpu in identity.gpus} if identity is not None else set()
+                names |= {gpu.uuid for gpu in capture.manifest.gpu_memory if gpu.uuid}
         self._scrub = scrub.Scrubber(self._tag, names - scrub.GENERIC)
 
     def _mac(self, what: bytes, blob: bytes, size: int = DIGEST_BYTES) -> bytes:

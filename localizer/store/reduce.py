@@ -13,11 +13,12 @@ import numpy as np
 import xxhash
 
 from localizer.store import schema, tensors, trace
+from localizer.store.digest import shard_algorithm
+from localizer.store.journal import append_journal
 from localizer.store.reader import Capture
 from localizer.store.redact import LEFT_OUT, LOG_TEXT, Redactor
-from localizer.store.schema import COLUMNS, DIGEST, JOURNAL, LOG, MANIFEST, OPEN, ROW_INDEX, Coverage, Shard
+from localizer.store.schema import COLUMNS, JOURNAL, LOG, MANIFEST, OPEN, ROW_INDEX, Coverage, Shard
 from localizer.store.sets import RowSet
-from localizer.store.writer import append_journal
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ def _facts(capture: Capture, part: RowSet) -> str:
     """The metadata of a digest shard whose sites are in the order of the capture."""
     sites = {site.name: site for site in part.sites}
     ordered = [msgspec.to_builtins(sites[site.name]) for site in capture.sites]
-    return json.dumps({"algorithm": DIGEST, "sites": ordered})
+    algorithm = shard_algorithm([site.digest for site in part.sites])
+    return json.dumps({"algorithm": algorithm, "sites": ordered})
 
 
 def _manifest(

@@ -14,6 +14,7 @@ import numpy as np
 
 from localizer.errors import DamagedCapture, LocalizerError
 from localizer.store import strict
+from localizer.store.digest import ALGORITHMS, XXH3
 from localizer.store.dtypes import NUMPY
 from localizer.store.interventions import Course, Intervention
 from localizer.store.tensors import is_shape
@@ -32,7 +33,6 @@ from localizer.store.types import (
 
 FORMAT = "localizer-capture"
 SCHEMA = 1
-DIGEST = "xxh3-128"
 DIGEST_BYTES = 16
 
 OPEN, JOURNAL, MANIFEST, LOG = "open.json", "journal.jsonl", "manifest.json", "log.txt"
@@ -82,6 +82,9 @@ MAX_DEPTH, MAX_FLAT = 20, 16 << 20
 MAX_POSITION = (1 << 24) - 1
 """The last position of a row."""
 
+GPU_SLACK = 64 << 20
+"""So many bytes more in use on a GPU than before a run are not told: the driver's own use varies."""
+
 MAX_NAME = 500
 """Longest name of a site."""
 
@@ -99,12 +102,14 @@ class Site(Record, frozen=True, kw_only=True):
             which a token was taken); elsewhere it is not applicable.
         dtype: torch's name of the dtype; empty until the first row was seen.
         shape: shape of one row, e.g. [heads, head_dim]; None until the first row was seen.
+        digest: the algorithm of its digests, one of `localizer.store.digest.ALGORITHMS`.
     """
 
     name: str
     rows: Literal["all", "logits", "tokens", "draft", "draft-logits"]
     dtype: str = ""
     shape: tuple[Count, ...] | None = None
+    digest: str = XXH3
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
@@ -113,6 +118,8 @@ class Site(Record, frozen=True, kw_only=True):
             raise ValueError(f"no row can have {len(self.shape)} dimensions of such sizes")
         if self.dtype and self.dtype not in NUMPY:
             raise ValueError(f"unknown dtype {self.dtype[:40]!r}")
+        if self.digest not in ALGORITHMS:
+            raise ValueError(f"unknown row digest {self.digest[:40]!r}")
 
 
 class Shard(Record, frozen=True, kw_only=True):
@@ -237,8 +244,20 @@ class Workload(Record, frozen=True, kw_only=True):
         check_settings(self.engine)
 
 
+class GraphTaps(Record, frozen=True, kw_only=True):
+    """Buffers on the device for taps inside full CUDA graphs: for graphs of so many rows; bytes of all."""
+
+    rows: Count
+    bytes: Count
+
+
 class Observer(Record, frozen=True, kw_only=True):
-    """What was recorded, and everything the observer changes in a run."""
+    """What was recorded, and everything the observer changes in a run.
+
+    Attributes:
+        graph_rows, graph_memory: limits of taps inside full graphs, rows and bytes; None without one.
+        graph_taps: what they were expected to need; None where there are none, or that was not known.
+    """
 
     taps: bool
     layers: str
@@ -250,6 +269,10 @@ class Observer(Record, frozen=True, kw_only=True):
     transactions: str = "all"
     weights: bool = True
     kv_contents: bool = False
+    row_digest: str = "host"
+    graph_rows: Count | None = None
+    graph_memory: Count | None = None
+    graph_taps: GraphTaps | None = None
     probes: Annotated[tuple[str, ...], Few] = ()
 
 
@@ -387,11 +410,33 @@ class Processor(Record, frozen=True, kw_only=True):
 
 
 class Gpu(Record, frozen=True, kw_only=True):
-    """A GPU that a worker used, with the version of its driver."""
+    """A GPU that a worker used.
+
+    Attributes:
+        driver: version of its driver.
+        cuda: version of CUDA that torch was built for.
+        capability: compute capability, such as `9.0`.
+    """
 
     name: str
     uuid: str
     driver: str
+    cuda: str = ""
+    capability: str = ""
+
+
+class GpuMemory(Record, frozen=True, kw_only=True):
+    """Bytes in use on a GPU of the machine, by whatever program, before a run and after it."""
+
+    uuid: str
+    before: Count
+    after: Count
+
+    @property
+    def left(self) -> int:
+        """Bytes more than before; 0 where that is too little to be told."""
+        more = self.after - self.before
+        return more if more > GPU_SLACK else 0
 
 
 class Checkout(Record, frozen=True, kw_only=True):
@@ -434,6 +479,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         durations: seconds by phase, and for each process how long it lived.
         round_seconds: of each round that ended, from its first step to its last output.
         left_shared_memory: what the run left in /dev/shm, by name: that it was removed, or why not.
+        gpu_memory: what was in use on each GPU of the machine before the run and after it.
         weights, compiled, identity: what was loaded, compiled and run; None where it was not recorded.
         config: the whole resolved configuration, by section.
         kv_contents: by tapped layer which layout of its KV cache was read, or why none was.
@@ -462,6 +508,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     config: dict[str, Any] = {}
     kv_contents: TextTable = {}
     left_shared_memory: TextTable = {}
+    gpu_memory: Annotated[list[GpuMemory], Few] = []
     round_seconds: Annotated[list[float], Few] = []
     probes: Annotated[list[Probe], Few] = []
     intervention: Course | None = None

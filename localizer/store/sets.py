@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from localizer.errors import DamagedCapture
 from localizer.store.schema import DIGEST_BYTES, ROW_INDEX, Site
-from localizer.store.tensors import TensorFile
+from localizer.store.tensors import Header, TensorFile
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class RowSet:
     def _ordered(self, array: np.ndarray) -> np.ndarray:
         return array if self.order is None else array[:, self.order]
 
-    def kept(self) -> dict[str, int]:
+    def kept(self) -> Mapping[str, int]:
         """The number of rows kept of each site of which any are.
 
         Raises:
@@ -55,19 +56,10 @@ class RowSet:
         """
         if self.payload is None:
             return {}
-        file = self.open(self.payload)
-        layouts = {site.name: (site.dtype, site.shape) for site in self.sites}
-        found = {}
-        for name in file.names():
-            if name.endswith(ROW_INDEX):
-                continue
-            shape, indices = file.shape(name), name + ROW_INDEX
-            if layouts.get(name) != (file.dtype(name), shape[1:]) or indices not in file or not shape:
-                raise self._damaged(f"{name[:80]!r} is not the payload of a site")
-            if (file.dtype(indices), file.shape(indices)) != ("int64", shape[:1]):
-                raise self._damaged(f"{indices[:80]!r} is not int64 of shape {list(shape[:1])}")
-            found[name] = shape[0]
-        return found
+        try:
+            return _kept(self.open(self.payload).header, self.sites)
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
 
     def keeps(self, site: str) -> bool:
         """Whether rows of a site were kept."""
@@ -99,6 +91,27 @@ class RowSet:
 
     def _damaged(self, what: str) -> DamagedCapture:
         return DamagedCapture(f"{self.payload} is damaged: {what}; fetch or make the capture again.")
+
+
+@lru_cache(maxsize=8)
+def _kept(header: Header, sites: tuple[Site, ...]) -> Mapping[str, int]:
+    """The number of rows that a payload shard keeps of each site.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    layouts = {site.name: (site.dtype, site.shape) for site in sites}
+    found = {}
+    for name, (dtype, shape, *_) in header.entries.items():
+        if name.endswith(ROW_INDEX):
+            continue
+        indices = header.entries.get(name + ROW_INDEX)
+        if layouts.get(name) != (dtype, shape[1:]) or indices is None or not shape:
+            raise ValueError(f"{name[:80]!r} is not the payload of a site")
+        if indices[:2] != ("int64", shape[:1]):
+            raise ValueError(f"{name[:80]!r} has no index of int64 and shape {list(shape[:1])}")
+        found[name] = shape[0]
+    return found
 
 
 class Stacked:

@@ -79,6 +79,14 @@ Entries = Mapping[str, tuple[str, tuple[int, ...], int, int]]
 """For each tensor torch's name of its dtype, its shape, and where its bytes begin and end in the file."""
 
 
+@dataclass(frozen=True, eq=False)
+class Header:
+    """What a file says of its tensors; files of equal headers share one, as most sets of a capture do."""
+
+    entries: Entries
+    metadata: str
+
+
 class TensorFile:
     """A safetensors file; `array(name)` maps a tensor into memory, nothing is read before it is used.
 
@@ -95,11 +103,12 @@ class TensorFile:
             raise self._unreadable("it is missing or not a plain file")
         try:
             with path.open("rb") as handle:
-                self._entries, self.metadata = self._parse(handle, os.fstat(handle.fileno()).st_size)
+                self.header = self._parse(handle, os.fstat(handle.fileno()).st_size)
         except OSError as error:
             raise self._unreadable(error.strerror) from None
+        self._entries, self.metadata = self.header.entries, self.header.metadata
 
-    def _parse(self, handle: BinaryIO, total: int) -> tuple[Entries, str]:
+    def _parse(self, handle: BinaryIO, total: int) -> Header:
         length = int.from_bytes(handle.read(8), "little")
         if not 0 < length <= min(total - 8, MAX_HEADER):
             raise self._damaged("its header length does not fit the file")
@@ -180,8 +189,8 @@ class TensorFile:
 
 
 @lru_cache(maxsize=4)
-def _parsed(header: bytes, rest: int) -> tuple[Entries, str]:
-    """Entries and metadata of a header before `rest` bytes of tensors; most sets of a capture have the same.
+def _parsed(header: bytes, rest: int) -> Header:
+    """What a header says, before `rest` bytes of tensors.
 
     Raises:
         ValueError: it is malformed, or does not fit; the message says why.
@@ -206,7 +215,7 @@ def _parsed(header: bytes, rest: int) -> tuple[Entries, str]:
         spans.append((begin, end))
     if any(left[1] != right[0] for left, right in itertools.pairwise(sorted(spans))):
         raise ValueError("its tensors overlap or leave holes")
-    return entries, metadata.get(METADATA, "")
+    return Header(entries, metadata.get(METADATA, ""))
 
 
 def _entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:

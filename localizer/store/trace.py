@@ -16,10 +16,10 @@ import xxhash
 
 from localizer.errors import DamagedCapture
 from localizer.store import schema, tensors
+from localizer.store.journal import append_journal
 from localizer.store.schema import Shard
 from localizer.store.steps import StreamError
 from localizer.store.types import Count, Few, Integer
-from localizer.store.writer import append_journal
 
 SHARD_STEPS = 4096
 """A shard is closed after this many steps ..."""

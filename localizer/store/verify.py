@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
 from localizer.errors import DamagedCapture, NotACapture
 from localizer.store.archive import Archive, check, named
+from localizer.store.digest import row_digest
 from localizer.store.expected import applicable
 from localizer.store.reader import Capture
 from localizer.store.selfcheck import mistraced, unaccounted, unfinished
@@ -100,12 +99,13 @@ def check_payload(capture: Capture) -> None:
         digest, present = part.digest(0, part.count), part.present(0, part.count)
         for name in sites:
             rows, column = part.kept_rows(name), columns[name]
+            algorithm = capture.sites[column].digest
             assert part.payload is not None
             kept = part.open(part.payload).array(name)
             for row, stored, wanted, there in zip(
                 rows, kept, digest[rows, column], present[rows, column], strict=True
             ):
-                if not there or xxhash.xxh3_128_digest(stored.tobytes()) != wanted.tobytes():
+                if not there or row_digest(algorithm, stored.tobytes()) != wanted.tobytes():
                     raise capture.damaged_row(name, part.start + int(row))
 
 

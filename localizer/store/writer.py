@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import xxhash
 
 from localizer.store import steps, tensors
+from localizer.store.digest import ALGORITHMS, XXH3, row_digests, shard_algorithm
 from localizer.store.dtypes import NUMPY
 from localizer.store.grid import Grid
+from localizer.store.journal import append_journal
 from localizer.store.prefix import RequestPrefixes
 from localizer.store.schema import (
     COLUMNS,
-    DIGEST,
     DIGEST_BYTES,
-    JOURNAL,
     KINDS,
     ROW_INDEX,
     Shard,
@@ -93,9 +91,10 @@ class RankWriter:
         self._payload: frozenset[str] | None = frozenset()
         self._sites: list[Site] = []
         self._seen_order: list[int] = []
-        # by site: bytes of a row, index into ROW_KINDS, whether rows are kept, how many came in
+        # by site: bytes of a row as it comes in, index into ROW_KINDS, how many came in, whether rows are
+        # kept, whether they come in as digests
         self._widths = self._kinds = self._recorded = np.zeros(0, np.int64)
-        self._keeps = np.zeros(0, np.bool_)
+        self._keeps = self._hashed = np.zeros(0, np.bool_)
         self._expected = dict.fromkeys(ROW_KINDS, 0)
         self._known = Known({}, {})
         self._step: Step | None = None
@@ -133,25 +132,34 @@ class RankWriter:
         self._widths = np.append(self._widths, _UNKNOWN)
         self._kinds = np.append(self._kinds, ROW_KINDS.index(site.rows))
         self._keeps = np.append(self._keeps, keep)
+        self._hashed = np.append(self._hashed, False)
         self._recorded = np.append(self._recorded, 0)
         self._grid.reach(0, len(self._sites))
 
-    def layout(self, site: int, dtype: str, shape: Sequence[int]) -> None:
-        """Say dtype and row shape of a site, before its first rows; a site that changes them is dropped."""
+    def layout(self, site: int, dtype: str, shape: Sequence[int], digest: str = XXH3) -> None:
+        """Say dtype and row shape of a site, before its first rows; a site that changes them is dropped.
+
+        Rows with another digest than the usual one come in as digests, and cannot be kept.
+        """
         if dtype not in NUMPY:
             raise StreamError(f"rows of {self._sites[site].name} have the unknown dtype {dtype}")
+        hashed = digest != XXH3
+        if digest not in ALGORITHMS or (hashed and self._keeps[site]):
+            raise StreamError(f"rows of {self._sites[site].name} came as digests ({digest}), of no use here")
         if self._widths[site] == _DROPPED:
             return
         old = self._sites[site]
-        if self._recorded[site] and (old.dtype, old.shape) != (dtype, tuple(shape)):
+        layout = dtype, tuple(shape), digest
+        if self._recorded[site] and (old.dtype, old.shape, old.digest) != layout:
             self._widths[site] = _DROPPED
             self.complain(
                 f"{old.name} changed from {old.dtype} {list(old.shape or ())} to {dtype} {list(shape)}; "
                 "its later rows are not kept"
             )
             return
-        self._sites[site] = msgspec.structs.replace(old, dtype=dtype, shape=tuple(shape))
-        self._widths[site] = math.prod(shape) * NUMPY[dtype].itemsize
+        self._sites[site] = msgspec.structs.replace(old, dtype=dtype, shape=tuple(shape), digest=digest)
+        self._widths[site] = DIGEST_BYTES if hashed else math.prod(shape) * NUMPY[dtype].itemsize
+        self._hashed[site] = hashed
 
     def round(self, names: Mapping[str, str]) -> None:
         """Start a round: `names` maps vLLM's internal request ids to ours."""
@@ -264,12 +272,24 @@ class RankWriter:
         rows: np.ndarray,
         cut: list[memoryview],
     ) -> None:
-        """Hash rows; `sites` are different from each other and have `count` rows, `column` is their site."""
+        """Hash rows, unless they are digests already.
+
+        `sites` are different from each other and have `count` rows, `column` is their site.
+        """
         fresh = (self._recorded[sites] == 0) & (count > 0)
         if fresh.any():
             self._seen_order += sites[fresh].tolist()
         self._recorded[sites] += count
-        self._grid.put(self._rows + rows, column, b"".join(map(xxhash.xxh3_128_digest, cut)))
+        hashed = self._hashed[column]
+        if hashed.all():
+            found = b"".join(cut)
+        elif not hashed.any():
+            found = row_digests(cut)
+        else:
+            found = b"".join(
+                bytes(row) if done else row_digests([row]) for row, done in zip(cut, hashed, strict=True)
+            )
+        self._grid.put(self._rows + rows, column, found)
 
     def _contradiction(self, table: np.ndarray) -> StreamError:
         """What is wrong with the first of the tensors that does not fit the step."""
@@ -355,7 +375,7 @@ class RankWriter:
             if self._widths[site] == _UNKNOWN:
                 self.layout(site, "int64", ())
             self._recorded[site] += len(rows)
-            self._grid.put(self._rows + np.array(rows), site, b"".join(map(xxhash.xxh3_128_digest, cut)))
+            self._grid.put(self._rows + np.array(rows), site, row_digests(cut))
             if self._keeps[site]:
                 self._keep(step, site, rows, cut)
 
@@ -413,7 +433,8 @@ class RankWriter:
                 payload[what.name], payload[what.name + ROW_INDEX] = raw, indices
         self._shard("rows", number, table, {"kinds": KINDS})
         sites = [msgspec.to_builtins(self._sites[index]) for index in order]
-        self._shard("digests", number, digests, {"algorithm": DIGEST, "sites": sites})
+        algorithm = shard_algorithm([self._sites[index].digest for index in order])
+        self._shard("digests", number, digests, {"algorithm": algorithm, "sites": sites})
         if payload:
             self._shard("payload", number, payload, {})
         self._rows = self._bytes = 0
@@ -435,14 +456,6 @@ def _placed(done: Sequence[Step], site: int) -> list[tuple[np.ndarray, Stored]]:
                 found.append((np.array(part.rows, np.int64) + start, part))
         start += len(step)
     return found
-
-
-def append_journal(folder: Path, shard: Shard) -> None:
-    """Add one line to the journal and make it durable."""
-    with (folder / JOURNAL).open("ab") as handle:
-        handle.write(msgspec.json.encode(shard) + b"\n")
-        handle.flush()
-        os.fsync(handle.fileno())
 
 
 def execution_order(count: int, seen: Sequence[int]) -> list[int]:

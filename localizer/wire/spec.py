@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ DRAFT = "draft:"
 ALL_ROWS, LOGIT_ROWS, TOKEN_ROWS = "all", "logits", "tokens"
 """Which of the target's rows a site is expected on: all, those that feed logits, those that give a token."""
 
+HOST, DEVICE = ROW_DIGESTS = ("host", "device")
+"""Where rows are hashed: by localizer's writer; or on the GPU, those whose payload is not kept."""
+
 DRAFT_ROWS, DRAFT_LOGIT_ROWS = "draft", "draft-logits"
 """Which of a draft's rows a site is expected on: all, or the one of each request that proposes a token."""
 
@@ -77,6 +81,10 @@ class RunSpec:
         layers: "all", "first", or indices such as "0,5-9" of the attention layers in execution order.
         sites: shell patterns; only sites that match one of them are recorded.
         level: one of `LEVELS`.
+        payload: whose rows are kept, see `kept_sites`.
+        row_digest: one of `ROW_DIGESTS`.
+        graph_rows: full CUDA graphs of more rows are not tapped; None taps all.
+        graph_memory: bytes that the taps inside full graphs may take at most; None for what is left.
         weights: whether the loaded weights are hashed when the run is over.
         kv_contents: whether the keys and values of each step's requests are hashed after the step.
         probes: functions whose calls are counted, as `localizer.wire.probe` reads them.
@@ -95,6 +103,10 @@ class RunSpec:
     layers: str = "all"
     sites: list[str] = field(default_factory=lambda: ["*"])
     level: str = BOUNDARY
+    payload: str = "first"
+    row_digest: str = HOST
+    graph_rows: int | None = None
+    graph_memory: int | None = None
     weights: bool = True
     kv_contents: bool = False
     probes: list[str] = field(default_factory=list)
@@ -112,6 +124,24 @@ class RunSpec:
     def read(cls, path: str | Path) -> RunSpec:
         """Read a specification written by `write`."""
         return cls(**json.loads(Path(path).read_text()))
+
+
+def kept_sites(sites: Sequence[tuple[str, str]], choice: str) -> frozenset[str] | None:
+    """Names of the sites whose rows are kept: all (None), those of the first tapped layer, or none.
+
+    Sites that are announced later, those of modules, are kept only with all.
+
+    Args:
+        sites: name, and which rows, of those announced at first.
+        choice: "all", "first" or "none".
+    """
+    if choice == "all":
+        return None
+    names = [name for name, rows in sites if rows == ALL_ROWS and name not in (INPUT_IDS, POSITIONS)]
+    if choice == "none" or not names:
+        return frozenset()
+    layer = names[0].rpartition("/")[0]
+    return frozenset(name for name in names if name.rpartition("/")[0] == layer)
 
 
 def parse_indices(text: str, count: int) -> list[int]:

@@ -35,7 +35,12 @@ ENCODER_DECODER = (
 
 POOLING = "pooling models return no tokens, and localizer compares what generates; name a model that does"
 
-KV_CONTENTS_V2 = (
-    "the KV contents of Model Runner V2 are not read yet; leave out --kv-contents, "
-    "or ask for the V1 runner with --env VLLM_USE_V2_MODEL_RUNNER=0"
+_ROW_DIGEST = "leave out --row-digest device, and rows are hashed on the host"
+
+ROW_DIGEST_PLATFORM = f"rows are hashed on the device only where that is a CUDA GPU; {_ROW_DIGEST}"
+
+ROW_DIGEST_TRITON = f"rows are hashed on the device by Triton, which the source lacks; {_ROW_DIGEST}"
+
+ROW_DIGEST_WRONG = (
+    "{device} gives another digest of rows of {size} bytes than the reference does; " + _ROW_DIGEST
 )

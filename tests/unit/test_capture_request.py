@@ -12,7 +12,7 @@ from localizer.capture import request as module
 from localizer.capture.request import CaptureRequest, observer_changes, prepare, recorded_environment
 from localizer.errors import LocalizerError
 from localizer.sources.interpreter import Interpreter
-from localizer.store.schema import Native, Revision
+from localizer.store.schema import GraphTaps, Native, Revision
 
 
 @pytest.fixture(autouse=True)
@@ -229,3 +229,38 @@ def test_the_native_code_of_an_overlay_is_described(tmp_path: Path) -> None:
     overlay = prepare(request(tmp_path, overlay=tmp_path / "checkout")).opening.source.overlay
     assert overlay is not None
     assert overlay.native == Native(against="folder", files=["csrc/a.cu"], count=1)
+
+
+def test_rows_are_hashed_on_a_device_only_where_there_is_one(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = prepare(request(tmp_path, row_digest="device")).opening
+    assert opening.observer.row_digest == "device"
+    assert any("hashed there, by a Triton kernel" in change for change in opening.observer.changes)
+    assert prepare(request(tmp_path)).opening.observer.row_digest == "host"
+    cpu = Interpreter("/usr/bin/python3", "3.11.0", "1.0", installed, "2.0+cpu", {})
+    monkeypatch.setattr(module.interpreter, "probe", lambda python, environment: cpu)
+    with pytest.raises(LocalizerError, match="Rows are hashed on the device only where that is a CUDA GPU; "):
+        prepare(request(tmp_path, row_digest="device"))
+    assert prepare(request(tmp_path, row_digest="device", taps=False)).opening.observer.row_digest == "host"
+
+
+def test_memory_of_taps_inside_graphs_is_stated_and_bounded(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"vocab_size": 50, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 4096}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    said: list[str] = []
+    observer = prepare(request(tmp_path, graph_rows=100), said.append).opening.observer
+    assert observer.graph_taps == GraphTaps(rows=100, bytes=100 * 2 * 4 * 4096 * 2)
+    assert said[-1] == "taps inside full CUDA graphs of up to 100 rows will need about 7 MiB on the device"
+    assert prepare(request(tmp_path, graph_rows=100, graph_memory=7)).opening.observer.graph_memory == 7 << 20
+    with pytest.raises(
+        LocalizerError, match=r"up to 512 rows need about 32 MiB .* than --graph-memory 8; tap"
+    ):
+        prepare(request(tmp_path, graph_memory=8))
+    for changes in ({"taps": False}, {"engine": {"enforce_eager": True}}):
+        assert prepare(request(tmp_path, graph_memory=8, **changes)).opening.observer.graph_taps is None
+    cpu = Interpreter("/usr/bin/python3", "3.11.0", "1.0", installed, "2.0+cpu", {})
+    monkeypatch.setattr(module.interpreter, "probe", lambda python, environment: cpu)
+    assert prepare(request(tmp_path, graph_memory=8)).opening.observer.graph_taps is None

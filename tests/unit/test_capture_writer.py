@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 from builders import Plan, write
 
-from localizer.capture.writer import payload_sites, work
+from localizer.capture.writer import work
 from localizer.store.reader import Capture
-from localizer.store.schema import Site
 from localizer.wire import ring as rings
 from localizer.wire.ring import MESSAGE, ROWS, Ring, RingError
-from localizer.wire.spec import INPUT_IDS, POSITIONS
+from localizer.wire.spec import INPUT_IDS
 
 QUERY, LOGITS, TOKEN = "model.layers.0.self_attn.attn/query", "lm_head/logits", "sampler/token"
 
@@ -113,7 +112,13 @@ def test_a_run_becomes_shards(worker: Worker, folder: Path) -> None:
     assert result["event"] == "written"
     assert (result["not_applicable"], result["complaints"]) == ({"x/key": "shared"}, [])
     assert result["expected"] == result["recorded"] == {INPUT_IDS: 4, QUERY: 4, LOGITS: 2, TOKEN: 2}
-    assert result["sites"][1] == {"name": QUERY, "rows": "all", "dtype": "bfloat16", "shape": (2,)}
+    assert result["sites"][1] == {
+        "name": QUERY,
+        "rows": "all",
+        "dtype": "bfloat16",
+        "shape": (2,),
+        "digest": "xxh3-128",
+    }
     json.dumps(result)
     capture = Capture(folder)
     capture.check()
@@ -172,18 +177,6 @@ def test_a_full_disk_ends_the_writer(worker: Worker, folder: Path, monkeypatch: 
     worker.ring.close()
     monkeypatch.setattr(os, "fsync", full)
     assert serve(worker, folder) == {"event": "failed", "what": "disk", "reason": "No space left on device"}
-
-
-def test_whose_rows_are_kept() -> None:
-    layers = [
-        f"model.layers.{layer}.self_attn.attn/{kind}" for layer in (3, 4) for kind in ("query", "output")
-    ]
-    sites = [Site(name=name, rows="all") for name in (INPUT_IDS, POSITIONS, *layers)]
-    sites.append(Site(name=LOGITS, rows="logits"))
-    assert payload_sites(sites, "all") is None
-    assert payload_sites(sites, "none") == frozenset()
-    assert payload_sites(sites, "first") == frozenset(layers[:2])
-    assert payload_sites(sites[:2], "first") == frozenset()
 
 
 # -- the process itself -----------------------------------------------------------------------------------

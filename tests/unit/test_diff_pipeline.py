@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,14 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import Plan, write
+from builders import Plan, attention, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localizer.diff import diff
+from localizer.diff.result import Both
 from localizer.diff.settings import differences
+from localizer.report.text import render
+from localizer.store.digest import XXH3
 from localizer.store.dtypes import NUMPY
 from localizer.store.reader import Capture
+from localizer.wire.rowsum import ROWSUM
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -138,3 +143,38 @@ def test_settings_that_differ_are_listed(tmp_path: Path) -> None:
         "environment.VLLM_USE_X": ("1", None),
         "running.cache.blocks": (7, None),
     }
+
+
+QUERY_2 = "model.layers.2.self_attn.attn/query"
+
+
+def test_digests_of_different_algorithms_are_never_compared(tmp_path: Path) -> None:
+    """A GPU hashed one side: where rows have no common algorithm nothing is said, neither equal nor not."""
+    plan = Plan(payload=frozenset({attention(0, "query")}), changes={("r00.00", 3, QUERY_2): flip([0, 0], 0)})
+    candidate = Capture(write(tmp_path, replace(plan, hashed=True)))
+    parent = Capture(write(tmp_path, replace(plan, name="parent", changes={})))
+    result = diff(candidate, parent, [Capture(write(tmp_path, replace(plan, name="parent", number=2)))])
+    assert result.verdict == "identical"
+    assert result.coverage.sites.shared == 2
+    assert {item.name for item in result.sites} == {attention(0, "query"), "sampler/token"}
+    reasons = result.coverage.sites.not_comparable
+    assert reasons[QUERY_2] == Both(candidate=ROWSUM, parent=XXH3)
+    assert len(reasons) + 2 == len(candidate.sites)
+    stream = io.StringIO()
+    render(result, stream)
+    text = " ".join(stream.getvalue().split())
+    assert f"not comparable: {len(reasons)} sites, whose digests are of {ROWSUM} and {XXH3}" in text
+    assert f"Anything about {len(reasons)} sites that the captures hold digests of different" in text
+
+
+def test_rows_that_a_gpu_hashed_are_compared(tmp_path: Path) -> None:
+    plan = Plan(payload=frozenset(), hashed=True)
+    changed = replace(plan, changes={("r00.00", 3, QUERY_2): flip([0, 0], 0)})
+    one, other = (Capture(write(tmp_path, it)) for it in (changed, replace(plan, name="parent")))
+    result = diff(one, other, explain=True)
+    assert result.first is not None
+    assert (result.first.site, result.first.position) == (QUERY_2, 3)
+    assert not result.coverage.sites.not_comparable
+    assert result.plan is not None
+    assert result.plan.compare.digest == f"{ROWSUM} and {XXH3}"
+    assert diff(other, other).verdict == "identical"

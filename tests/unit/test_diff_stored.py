@@ -143,7 +143,7 @@ def by_hand(candidate: Capture, parent: Capture) -> StoredCoverage:
         {"payload": frozenset()},
         {"layers": (1,)},
     ],
-    ids=str,
+    ids=["equal", "changed", "other matrix", "chunked", "only queries kept", "nothing kept", "one layer"],
 )
 def test_every_pair_that_both_kept_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], rows: int, size: int

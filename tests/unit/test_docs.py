@@ -20,8 +20,7 @@ from localizer.store.writer import COLUMNS
 
 ROOT = Path(__file__).parents[2]
 FILES = [*ROOT.glob("README.md"), *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = {path.name: path.read_text() for path in FILES}
-DOCS = "\n".join(PAGES.values())
+DOCS = "\n".join(path.read_text() for path in FILES)
 FORMAT = (ROOT / "docs" / "capture-format.md").read_text()
 
 
@@ -48,10 +47,9 @@ def test_every_option_is_documented(name: str) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page, text in PAGES.items():
-        folder = ROOT if page == "README.md" else ROOT / "docs"
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-            assert (folder / target).exists(), f"{page} links to {target}"
+    for page in [*FILES, ROOT / "docs" / "examples" / "README.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page} links to {target}"
 
 
 # -- the capture format -----------------------------------------------------------------------------------

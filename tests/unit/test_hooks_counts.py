@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ class State:
     def __init__(self) -> None:
         self.in_forward = self.recording = False
         self.errors: list[str] = []
+        self.replays: Counter[str] = Counter()
 
 
 def group(*builders: Builder) -> SimpleNamespace:
@@ -108,6 +110,10 @@ def test_forwards_by_graph_mode(monkeypatch: pytest.MonkeyPatch) -> None:
         "target_metadata_builds": 0, "target_forwards_full": 2, "target_forwards_piecewise": 1,
         "draft_forwards_none": 1,
     }  # fmt: skip
+    state.replays = Counter(target=3, draft=2)
+    assert counting.totals() == counting.found | {"target_forwards_full": 3, "draft_forwards_full": 2}
+    state.replays["target"] = 1  # of replays that both saw
+    assert counting.totals()["target_forwards_full"] == 2
     with played.forward_context.override_forward_context("odd"):  # the run goes on
         pass
     assert entered[-1] == "odd"

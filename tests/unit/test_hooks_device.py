@@ -15,14 +15,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from localizer.hooks.device import DeviceSink  # noqa: E402 - needs torch
+from localizer.hooks.guard import Guard  # noqa: E402
 from localizer.hooks.later import Later  # noqa: E402
+from localizer.hooks.layout import CannotTap  # noqa: E402
 from localizer.hooks.sink import Sink  # noqa: E402
 from localizer.wire import ring as rings  # noqa: E402
+from localizer.wire import rowsum  # noqa: E402
 from localizer.wire.ring import MESSAGE, Ring  # noqa: E402
 
 
@@ -72,14 +76,42 @@ class Arrival:
         assert self._done.wait(10)
 
 
+class DoubledHashing:
+    """Stands in for the kernel: the reference, on the host."""
+
+    wrong = False
+
+    def check(self) -> None:
+        if self.wrong:
+            raise CannotTap("it is wrong")
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, sources: Any, targets: Any) -> None:
+        self.calls.append(len(sources))
+        for source, target in zip(sources, targets, strict=True):
+            assert (target.dtype, target.shape) == (torch.uint8, (len(source), 16))
+            assert target.data_ptr() % 8 == 0
+            target.copy_(torch.from_numpy(rowsum.digests(bytes_of(source))))
+
+
+def bytes_of(tensor: Any) -> Any:
+    """uint8 [rows, bytes] in numpy."""
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return np.frombuffer(raw(whole.flatten()), np.uint8).reshape(len(tensor), -1)
+
+
 class Line:
     """A device sink and the consuming end of its ring."""
 
-    def __init__(self, size: int = 1 << 12, capacity: int = 1 << 16, lag: float = 0.0) -> None:
+    def __init__(
+        self, size: int = 1 << 12, capacity: int = 1 << 16, lag: float = 0.0, hashing: Any = None
+    ) -> None:
         fd = rings.create(capacity)
         self.ring = Ring(fd)
         self.transport = DoubledTransport(lag)
-        self.sink = DeviceSink(Sink(Ring(fd), os.getpid()), self.transport, size, patience=5)
+        self.sink = DeviceSink(Sink(Ring(fd), os.getpid()), self.transport, size, patience=5, hashing=hashing)
         os.close(fd)
 
     def taken(self) -> list[Any]:
@@ -140,6 +172,62 @@ def test_rows_given_together_are_copied_by_one_call(line: Line, monkeypatch: pyt
     assert found == [raw(tensor) for tensor in tensors]
     assert calls[0] == 1
     assert len(calls) < 6, "one for each buffer that was full, and the last"
+
+
+def test_of_rows_that_are_hashed_only_digests_are_sent() -> None:
+    """In the place of rows, in order with them, hashed at the time of the call, however large a row is."""
+    hashing = DoubledHashing()
+    line = Line(hashing=hashing)
+    line.sink.hashes = {0, 2}.__contains__
+    query, key = torch.randn(5, 3, 4).transpose(1, 2), torch.randn(5, 6, dtype=torch.bfloat16)[:, :4]
+    logits = torch.randn(3, 4000)
+    expected = [rowsum.digests(bytes_of(tensor)).tobytes() for tensor in (query, logits)]
+    plain = raw(key)
+    line.sink.rows([0, 1, None], [query, key, None], 5)
+    query.zero_()
+    line.sink.rows([2], [logits], 3)
+    logits.zero_()
+    layouts, rows = [], []
+    for item in closed(line):
+        (layouts if isinstance(item, dict) else rows).append(item)
+    assert [(item["site"], item["dtype"], item["shape"], item.get("digest")) for item in layouts] == [
+        (0, "float32", [4, 3], rowsum.ROWSUM),
+        (1, "bfloat16", [4], None),
+        (2, "float32", [4000], rowsum.ROWSUM),
+    ]
+    assert rows == [(0, 0, 5, expected[0]), (1, 0, 5, plain), (2, 0, 3, expected[1])]
+    line.ring.unmap()
+
+
+def test_a_device_that_hashes_wrongly_is_refused_before_the_first_step() -> None:
+    """Not when the model is loaded: what the check allocates would be missing where vLLM sizes its cache."""
+    hashing = DoubledHashing()
+    line = Line(hashing=hashing)
+    hashing.wrong = True
+    errors: list[str] = []
+    with pytest.raises(CannotTap, match="it is wrong"):
+        Guard("the observer stopped recording", errors)(line.sink.warm)()
+    assert errors == []
+    hashing.wrong = False
+    line.sink.warm()
+    line.sink.close()
+    line.ring.unmap()
+
+
+def test_rows_given_together_are_hashed_by_one_call() -> None:
+    hashing = DoubledHashing()
+    line = Line(size=1 << 10, hashing=hashing)
+    line.sink.hashes = lambda site: True
+    tensors = [torch.randn(20, 4) for _ in range(12)]  # whose digests are more than a buffer holds
+    line.sink.rows([0], [tensors[0]], 1)
+    with line.sink.together():
+        for number, tensor in enumerate(tensors):
+            line.sink.rows([number], [tensor], 20)
+    rows = [item for item in closed(line) if not isinstance(item, dict)]
+    found = [b"".join(row[3] for row in rows[1:] if row[0] == site) for site in range(12)]
+    assert found == [rowsum.digests(bytes_of(tensor)).tobytes() for tensor in tensors]
+    assert len(hashing.calls) < 7, "one for each buffer that was full, and the last"
+    line.ring.unmap()
 
 
 def test_messages_and_rows_keep_their_order(line: Line) -> None:

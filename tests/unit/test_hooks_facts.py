@@ -10,13 +10,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
 from localizer.hooks import compiled, loaded, resolved  # noqa: E402 - needs torch
-from localizer.store.schema import check_settings  # noqa: E402
+from localizer.store.schema import Gpu, check_settings  # noqa: E402
 
 
 class Mode(Enum):
@@ -111,6 +112,22 @@ def test_the_processor_and_no_gpu() -> None:
     assert found["processor"]["threads"] == torch.get_num_threads()
     assert found["processor"]["capability"]
     assert found["gpus"] == [] or torch.cuda.is_initialized()
+
+
+def test_the_gpu_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA is doubled: what torch tells of a device is put into words."""
+    told = SimpleNamespace(name="NVIDIA H200", uuid="0000-1", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: told)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(loaded, "driver", lambda: "580.1")
+    (found,) = loaded.gpus()
+    assert found == {
+        "name": "NVIDIA H200", "uuid": "0000-1", "driver": "580.1", "cuda": "13.0", "capability": "9.0",
+    }  # fmt: skip
+    msgspec.convert(found, Gpu)
 
 
 def test_the_driver(tmp_path: Path) -> None:

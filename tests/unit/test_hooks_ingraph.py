@@ -13,7 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from localizer.hooks.guard import Guard  # noqa: E402 - needs torch
 from localizer.hooks.ingraph import Graphs, Group  # noqa: E402 - needs torch
+from localizer.hooks.layout import CannotTap  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -49,9 +51,9 @@ class Capturing:
 class Setting:
     """Graphs with one tap on query and key of the target, and one on the logits of the draft."""
 
-    def __init__(self, free: int = 1 << 20, wanted: Any = lambda site: True) -> None:
+    def __init__(self, free: int = 1 << 20, wanted: Any = lambda site: True, **limits: int) -> None:
         self.capturing, self.log = Capturing(), []
-        self.graphs = Graphs(CPU, self.capturing, wanted, self.log.append, lambda: free)
+        self.graphs = Graphs(CPU, self.capturing, wanted, self.log.append, lambda: free, **limits)
         self.target, self.draft = Taken(), Taken()
         self.tap = self.graphs.target.tap(["query", "key"], self.target)
         self.logits = self.graphs.draft.tap(["logits"], self.draft, requests=True)
@@ -72,13 +74,13 @@ def test_what_a_replay_leaves_is_served() -> None:
     setting.graphs.prepare({"target": [8, 4], "draft": [8]}, most_requests=3)
     query, key = torch.randn(4, 2, 3), torch.randn(4, 4).bfloat16()
     setting.capture(setting.tap, query, key)
-    setting.graphs.target.serve(2, AT_ONCE)
+    setting.graphs.target.serve(4, 2, AT_ONCE)
     ((served_query, served_key),) = setting.target.tensors
     assert torch.equal(served_query[:4], query)
     assert torch.equal(served_key[:4], key)
     assert served_query.shape == (8, 2, 3)  # the sink takes the real rows
     setting.capture(setting.logits, torch.ones(3, 7))
-    setting.graphs.draft.serve(2, AT_ONCE)
+    setting.graphs.draft.serve(4, 2, AT_ONCE)
     assert [list(tensor.shape) for tensor in setting.draft.tensors[0]] == [[2, 7]]
     assert setting.graphs.problems == []
 
@@ -103,14 +105,14 @@ def test_sites_that_are_not_wanted_take_no_memory() -> None:
     setting.warm_up()
     setting.graphs.prepare({"target": [8]}, 8)
     assert setting.graphs.bytes == 8 * 4 * 2
-    setting.graphs.target.serve(1, AT_ONCE)
+    setting.graphs.target.serve(4, 1, AT_ONCE)
     assert setting.target.tensors[0][0] is None
 
 
 def test_what_does_not_fit_is_refused() -> None:
     setting = Setting(free=100)
     setting.warm_up()
-    with pytest.raises(RuntimeError, match="need 256 bytes on the device, of which 100 are left; tap fewer"):
+    with pytest.raises(CannotTap, match="need 256 bytes on the device, 100 are left there; tap fewer"):
         setting.graphs.prepare({"target": [8]}, 8)
     assert setting.tap.buffers == [None, None]
 
@@ -119,7 +121,7 @@ def test_without_full_graphs_nothing_is_allocated_or_served() -> None:
     setting = Setting()
     setting.warm_up()
     setting.graphs.prepare({"target": []}, 8)
-    setting.graphs.target.serve(1, AT_ONCE)
+    setting.graphs.target.serve(4, 1, AT_ONCE)
     assert (setting.log, setting.target.tensors, setting.graphs.bytes) == ([], [], 0)
 
 
@@ -163,7 +165,7 @@ def test_a_second_preparation_changes_nothing() -> None:
 
 
 def test_a_group_without_taps() -> None:
-    Group(lambda: False).serve(1, AT_ONCE)
+    Group(lambda: False).serve(4, 1, AT_ONCE)
 
 
 def test_a_graph_that_only_measures_memory_lacks_nothing() -> None:
@@ -174,7 +176,7 @@ def test_a_graph_that_only_measures_memory_lacks_nothing() -> None:
     assert setting.graphs.problems == []
     setting.graphs.prepare({"target": [4]}, 2)
     setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4, dtype=torch.bfloat16))
-    setting.graphs.target.serve(2, AT_ONCE)
+    setting.graphs.target.serve(4, 2, AT_ONCE)
     assert setting.target.tensors[0][0].sum() == 4 * 2 * 3
 
 
@@ -184,6 +186,35 @@ def test_a_site_that_is_not_wanted_is_not_missing() -> None:
     setting.graphs.prepare({"target": [4]}, 2)
     setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4, dtype=torch.bfloat16))
     assert setting.graphs.problems == []
-    setting.graphs.target.serve(2, AT_ONCE)
+    setting.graphs.target.serve(4, 2, AT_ONCE)
     query, key = setting.target.tensors[0]
     assert (float(query.sum()), key) == (24.0, None)
+
+
+def test_graphs_of_more_rows_than_are_asked_for_are_left_alone() -> None:
+    setting = Setting(most_rows=4)
+    setting.warm_up()
+    setting.graphs.prepare({"target": [2, 4, 8], "draft": [8]}, 8)
+    assert setting.graphs.counts() == {
+        "graph_tap_bytes": 4 * (24 + 8), "graph_tap_rows_target": 4, "graph_tap_rows_draft": 0,
+    }  # fmt: skip
+    setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4).bfloat16())
+    setting.capture(setting.tap, torch.zeros(8, 2, 3), torch.zeros(8, 4).bfloat16())
+    assert setting.graphs.problems == []
+    assert setting.graphs.target.serve(4, 2, AT_ONCE)
+    assert not setting.graphs.target.serve(8, 2, AT_ONCE)
+    assert len(setting.target.tensors) == 1, "of the greater graph nothing is served, least of all old rows"
+    assert setting.target.tensors[0][0].sum() == 24
+    assert setting.graphs.problems == [
+        "1 taps inside full graphs are missing, first: "
+        "a full graph of 8 rows was replayed, only those of up to 4 are tapped"
+    ]
+
+
+def test_more_memory_than_is_allowed_is_refused() -> None:
+    setting = Setting(most_bytes=200)
+    setting.warm_up()
+    with pytest.raises(CannotTap, match="need 256 bytes on the device, 200 are allowed"):
+        Guard("ended", setting.log)(lambda: setting.graphs.prepare({"target": [8]}, 8))()
+    assert setting.log == []
+    Setting(most_bytes=256).graphs.prepare({"target": [8]}, 8)

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from localizer.hooks.kvcache import GATHER, KVContents, digest, layout_of  # noqa: E402 - needs torch
+from localizer.hooks.tables import DeviceTables  # noqa: E402
 
 BLOCKS, HEADS, SIZE, WIDTH = 6, 2, 32, 64
 ORDER = [4, 1, 3]
@@ -120,6 +121,26 @@ def test_physical_blocks_do_not_matter(layout: str) -> None:
     assert told[0] == {
         **{"type": "contents", "keys": {"l": [digest(rows(1))]}, "values": {"l": [digest(rows(2))]}}
     }
+
+
+def test_blocks_that_only_the_device_knows() -> None:
+    """Model Runner V2 hands over the tables of a step; without them nothing is read, and that is said."""
+    cache, kind, _ = filled("content", ORDER)
+    layers = {"l": layer(cache, kind)}
+    group = SimpleNamespace(kv_cache_spec=FullAttentionSpec(), layer_names=["l"])
+    runner = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=[group]))
+    notes = Notes()
+    found = KVContents(notes, runner, layers, notes.errors)  # type: ignore[arg-type]
+    table = torch.tensor([[9, 9, 9, 9], [*ORDER, 9]], dtype=torch.int32)
+    found.after(["b", "a"], {"b": 0, "a": END}, DeviceTables([table], [SIZE]))
+    nothing = digest(rows(1)[:0])
+    assert notes.errors == []
+    assert notes.messages[0]["keys"] == {"l": [nothing, digest(rows(1))]}
+    assert found.layouts == {"l": "content"}
+    blind = KVContents(notes, runner, layers, notes.errors)  # type: ignore[arg-type]
+    blind.after(["a"], {"a": END}, None)
+    assert blind.layouts == {"l": "not read: the block tables of this runner are not known"}
+    assert (len(notes.messages), notes.errors) == (1, [])
 
 
 def test_a_fault_is_noted_and_ends_it() -> None:

@@ -199,3 +199,13 @@ def test_a_tap_records_its_sites(notes: Notes, recorder: Recorder) -> None:
 def test_the_end(notes: Notes, recorder: Recorder) -> None:
     recorder.finish()
     assert notes.closed
+
+
+def test_which_sites_are_not_kept() -> None:
+    recorder = Recorder(Notes())  # type: ignore[arg-type]
+    unkept = recorder.unkept("first")
+    recorder.register([(INPUT_IDS, "all"), ("a/query", "all"), ("b/query", "all")], {}, {})
+    recorder.add("b/query/late", "all")
+    assert [unkept(site) for site in range(4)] == [True, False, True, True]
+    assert not any(recorder.unkept("all")(site) for site in range(4))
+    assert all(recorder.unkept("none")(site) for site in range(4))

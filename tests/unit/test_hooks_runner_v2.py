@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from enum import Enum
+from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from notes import Notes
 
@@ -142,7 +144,11 @@ class Runner:
         self.model, self.max_num_reqs = Model(), MOST
         self.state = SimpleNamespace(capturing=False, shut=False)
         self.speculator = Speculator(self)
-        self.model_state = SimpleNamespace(prepare_attn=lambda batch, mode: {"layer": SimpleNamespace(x=1)})
+        self.model_state = SimpleNamespace(
+            prepare_attn=lambda batch, mode, block_tables, slots: {"layer": SimpleNamespace(x=1)}
+        )
+        self.block_tables = SimpleNamespace(block_sizes=[1])
+        self.tables = torch.tensor([[3, 4, 0], [7, 0, 0], [0, 0, 0]], dtype=torch.int32)
         self.cudagraph_manager: Any = None
         self.execute_model_state: Any = None
         self.ids, self.places = torch.zeros(MOST, dtype=torch.int32), torch.zeros(MOST, dtype=torch.int64)
@@ -195,7 +201,7 @@ class Runner:
             return
         desc = SimpleNamespace(cg_mode=mode, num_tokens=4)
         batch = self.prepare_inputs(scheduler_output, desc)
-        self.model_state.prepare_attn(batch, mode)
+        self.model_state.prepare_attn(batch, mode, (self.tables,), slots=None)
         hidden = self.cudagraph_manager.run_fullgraph(desc) if mode is FULL else self.forward(4)
         self.execute_model_state = SimpleNamespace(
             batch=batch, hidden=hidden, aux_hidden_states=None, full=mode is FULL
@@ -298,6 +304,8 @@ def test_a_step(setting: Setting) -> None:
     step, told, first, second = setting.notes.messages[2:6]
     assert (step["tokens"], step["positions"], step["counts"]) == ([5, 6, 7], [0, 1, 0], [2, 1])
     assert (told["graph"], told["padded"], told["backend"]) == ("NONE", 4, {"x": 1})
+    digests = [blake2b(np.array(blocks, np.int32).tobytes(), digest_size=16) for blocks in ([3, 4], [7])]
+    assert told["blocks"] == [digest.hexdigest() for digest in digests]
     assert (first["counts"], first["tokens"], first["extra"]) == ([2, 1], [6, 7, 8], 0)
     assert second["counts"] == [1, 1]
     assert setting.recorder.counts() == {"rows_at_host": 3, "rows_in_graph": 0}
@@ -310,6 +318,7 @@ def test_a_replayed_step_records_the_same(setting: Setting) -> None:
     setting.step(FULL)
     assert setting.recorder.errors == []
     assert setting.recorder.counts() == {"rows_at_host": 3, "rows_in_graph": 3}
+    assert setting.recorder.replays == {"target": 1, "draft": 2}
     names = [name for name, _ in at_host]
     assert {"layer/query", "layer/output", HIDDEN, LOGITS} < set(names)
     assert {DRAFT + "draft.layer/query", DRAFT + HIDDEN, DRAFT + LOGITS} < set(names)

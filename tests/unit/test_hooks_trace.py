@@ -17,6 +17,7 @@ forward_context = pytest.importorskip("vllm.forward_context")
 
 from localizer.hooks import steps, trace  # noqa: E402 - needs torch
 from localizer.hooks.recorder import Recorder  # noqa: E402
+from localizer.hooks.tables import HostTables, binder, device_tables  # noqa: E402
 
 LAYERS = ["layers.0", "layers.1"]
 
@@ -200,7 +201,7 @@ def test_dummy_forwards_are_not_traced(undo: ExitStack) -> None:
 def test_what_comes_after_a_step(undo: ExitStack) -> None:
     seen: list[Any] = []
     runner = Runner(Metadata())
-    traced(undo, runner, lambda requests, ends: seen.append((list(requests), dict(ends))))
+    traced(undo, runner, lambda requests, ends, tables: seen.append((list(requests), dict(ends))))
     runner.execute_model(output())
     runner.execute_model(output(**NOTHING))
     assert seen == [(["a", "b"], {"a": 18, "b": 131})]
@@ -222,6 +223,52 @@ def test_everything_can_be_taken_away() -> None:
     with ExitStack() as stack:
         traced(stack, runner)
     assert "execute_model" not in vars(runner)
+
+
+def test_blocks_of_a_device_have_the_digests_of_those_of_the_host() -> None:
+    """Two groups of blocks of other sizes; beyond what is in use a table may hold anything."""
+    ends, sizes = [33, 5], (16, 4)
+    tables = [torch.randint(0, 99, (3, 20), dtype=torch.int32) for _ in sizes]
+    host = SimpleNamespace(
+        block_tables=[
+            SimpleNamespace(get_numpy_array=table.numpy, block_size=size)
+            for table, size in zip(tables, sizes, strict=True)
+        ]
+    )
+    runner = SimpleNamespace(block_tables=SimpleNamespace(block_sizes=list(sizes)))
+    found = device_tables(runner, tuple(tables), len(ends))
+    assert found is not None
+    expected = trace.block_digests(host, ends)
+    assert trace.device_block_digests(Notes(), found, ends) == expected
+    for group, size in enumerate(sizes):
+        for row, end in enumerate(ends):
+            here = found.blocks(group, row, -(-end // size))
+            assert torch.equal(here, HostTables(host.block_tables).blocks(group, row, -(-end // size)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tables", "requests"),
+    [
+        (None, [torch.zeros(2, 2, dtype=torch.int32)], 2),
+        ([16], None, 2),
+        ([16], [torch.zeros(2, 2, dtype=torch.int64)], 2),
+        ([16], [torch.zeros(4, dtype=torch.int32)], 2),
+        ([16], [torch.zeros(2, 2, dtype=torch.int32)], 3),
+        ([16, 16], [torch.zeros(2, 2, dtype=torch.int32)], 2),
+        ([], [], 0),
+    ],
+)
+def test_tables_that_are_arranged_otherwise_are_left_alone(sizes: Any, tables: Any, requests: int) -> None:
+    runner = SimpleNamespace(block_tables=SimpleNamespace(block_sizes=sizes))
+    assert device_tables(runner, tables, requests) is None
+    assert device_tables(SimpleNamespace(), tables, requests) is None
+
+
+def test_arguments_go_by_name() -> None:
+    arguments = binder(lambda batch, mode, block_tables, slots=None: None)
+    assert arguments((1, 2, 3), {})["block_tables"] == 3
+    assert arguments((1,), {"mode": 2, "block_tables": 4})["block_tables"] == 4
+    assert arguments((1,), {"what": 2}) == {}
 
 
 def test_slots_of_a_device_are_not_waited_for() -> None:

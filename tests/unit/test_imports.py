@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import ast
-import json
-import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from builders import Plan, attention, bump, pair
+from builders import Plan, pair
 
 import localizer
-from localizer.diff import diff
-from localizer.store.reader import Capture
 
 PACKAGE = Path(localizer.__file__).parent
 
@@ -105,7 +100,8 @@ def test_leaves_import_nothing(leaf: str) -> None:
 def test_hooks_import_only_wire_torch_numpy_and_vllm() -> None:
     for path in modules("hooks"):
         assert ours(path) <= {"hooks", "wire"}, path
-        assert foreign(path) <= {"torch", "numpy", "vllm"}, path
+        kernels = {"triton"} if path.name == "rowdigest_kernel.py" else set()
+        assert foreign(path) <= {"torch", "numpy", "vllm"} | kernels, path
     for path in modules("wire"):
         assert ours(path) <= {"wire"}, path
         assert foreign(path) <= {"numpy"}, path
@@ -169,52 +165,14 @@ def test_importing_loads_nothing_heavy(tmp_path: Path, module: str) -> None:
         ("show", "candidate"),
         ("diff", "candidate", "parent"),
         ("diff", "candidate", "parent", "--format", "json"),
+        ("report", "candidate", "parent", "-o", "x.html"),
+        ("attach", "candidate", "parent", "-o", "x.zip"),
     ],
     ids=" ".join,
 )
 def test_commands_load_nothing_heavy(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     pair(tmp_path / "captures", Plan())
     assert loaded(calling(*arguments), tmp_path) == set()
-
-
-WITHOUT = """
-import sys
-sys.modules.update(dict.fromkeys(("torch", "vllm", "transformers")))  # importing one of them raises
-"""
-
-
-def test_a_stranger_gets_the_verdict_of_the_machine_that_made_the_archive(tmp_path: Path) -> None:
-    """In fresh processes, in another folder, where neither torch nor vLLM can be imported."""
-    changed = {("r01.00", 4, attention(1, "output")): bump()}
-    one, other = pair(tmp_path / "captures", Plan(), changes=changed)
-    whole = diff(Capture(one), Capture(other))
-    assert loaded(calling("attach", "candidate", "parent", "-o", "x.zip"), tmp_path) == set()
-    stranger = tmp_path / "stranger"
-    stranger.mkdir()
-    (tmp_path / "x.zip").rename(stranger / "x.zip")
-    shutil.rmtree(tmp_path / "captures")
-    said = []
-    for code, *arguments in (
-        (0, "verify", "x.zip"),
-        (1, "diff", "x.zip:candidate", "x.zip:parent", "--format", "json"),
-    ):
-        command = (
-            f"{WITHOUT}sys.argv = ['localize', *{arguments!r}]\nfrom localizer.cli.main import main; main()"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", command], cwd=stranger, capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (code, "")
-        said.append(done.stdout)
-    assert said[0].count("sound and complete") == 2
-    found = json.loads(said[1])
-    assert whole.first is not None
-    assert (found["verdict"], found["attribution"]) == (whole.verdict, whole.attribution)
-    assert (found["first"]["site"], found["first"]["max_ulp"]) == (whole.first.site, whole.first.max_ulp)
-    with zipfile.ZipFile(stranger / "x.zip") as archive:
-        told = json.loads(archive.read("result.json"))
-    for name in found.keys() - {"captures"}:
-        assert found[name] == told[name], name
 
 
 def test_this_test_would_see_it(tmp_path: Path) -> None:

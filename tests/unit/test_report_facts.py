@@ -24,7 +24,10 @@ EVERYTHING: dict[str, Any] = {
         native={"torch/lib/a.so": "1"},
         python=Imported(files=900, digest="d", changed=[f"vllm/{name}.py" for name in "abcde"]),
         processor=Processor(model="P", flags=["avx2"], capability="AVX2", threads=2),
-        gpus=[Gpu(name="G", uuid="u", driver="535.1")],
+        gpus=[
+            Gpu(name="G", uuid="u", driver="535.1"),
+            Gpu(name="H", uuid="v", driver="", cuda="13.0", capability="9.0"),
+        ],
         checkout=Checkout(commit="c0ffee", dirty=True),
     ),
 }
@@ -40,6 +43,7 @@ def test_everything_is_shown(tmp_path: Path) -> None:
         "not as installed: vllm/a.py, vllm/b.py, vllm/c.py and 2 more",
         "  processor     P, torch uses AVX2 on 2 threads",
         "  GPU           G u, driver 535.1",
+        "  GPU           H v, driver unknown, CUDA 13.0, compute capability 9.0",
         "  checkout      c0ffee, with changes",
     ]
     assert all(line in details(capture).splitlines() for line in facts_lines(capture))

@@ -62,16 +62,19 @@ def test_code_is_one_span_of_the_same_text(text: str) -> None:
     assert spans == ([escaped(text)] if escaped(text).strip(" ") else [])
 
 
-@given(st.lists(texts, min_size=2, max_size=4))
-def test_a_cell_is_one_cell_of_the_same_words(row: list[str]) -> None:
-    table = f"|{' a |' * len(row)}\n|{' --- |' * len(row)}\n| {' | '.join(map(cell, row))} |"
+@given(st.lists(texts, min_size=2, max_size=4), st.booleans())
+def test_a_cell_is_one_cell_of_the_same_words(row: list[str], value: bool) -> None:
+    cells = [cell(text, value=value) for text in row]
+    table = f"|{' a |' * len(row)}\n|{' --- |' * len(row)}\n| {' | '.join(cells)} |"
     found = parsed(table)
     assert [it.type for it in found].count("td_open") == len(row)
     assert [it.type for it in found].count("tr_open") == 2
     assert live(table) == []
-    cells = [it.content for number, it in enumerate(found) if it.type == "inline"][len(row) :]
-    for text, inner in zip(row, cells, strict=True):
-        assert shown(inner).replace("\\x7c", "|") == words(text).replace("\\x7c", "|")
+    read = [it.content for number, it in enumerate(found) if it.type == "inline"][len(row) :]
+    for text, inner in zip(row, read, strict=True):
+        told = words(shown(inner)) if value else shown(inner)  # a value keeps its spaces
+        assert told.replace("\\x7c", "|") == words(text).replace("\\x7c", "|")
+        assert not value or len([it for it in parsed(inner) if it.type == "code_inline"]) <= 1
 
 
 @given(texts)
@@ -87,3 +90,22 @@ def test_what_is_plain_stays_plain() -> None:
     assert prose("first at model.layers.5/query, request r00.00.") == (
         "first at `model.layers.5/query`, request `r00.00`."
     )
+
+
+def test_numbers_and_ranges_are_calm() -> None:
+    text = "candidate -0.2333984375, parent 1.4296875 (margin 0.5): q/k norm of layers 1–28, 16/44 requests"
+    assert prose(text) == text
+    assert prose("1234567 and 0x3fb7, 2.10.2.aba315b") == "`1234567` and `0x3fb7`, `2.10.2.aba315b`"
+
+
+def test_a_call_keeps_its_end() -> None:
+    assert prose("in f(x), (g(y)) and Intel(R)") == "in `f(x)`, (`g(y)`) and `Intel(R)`"
+    assert prose("(see README.md).") == "(see `README.md`)."
+
+
+def test_what_is_typed_together_is_one_span() -> None:
+    assert prose("… and 4 more; --format json lists all") == "… and 4 more; `--format json` lists all"
+
+
+def test_a_value_in_a_table_is_one_span() -> None:
+    assert cell("Intel(R) Xeon(R) | x", value=True) == "`Intel(R) Xeon(R) \\| x`"

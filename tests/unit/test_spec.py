@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localizer.wire.spec import RunSpec, parse_indices
+from localizer.wire.spec import INPUT_IDS, LOGITS, POSITIONS, RunSpec, kept_sites, parse_indices
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -68,3 +68,14 @@ def test_malformed_selections_say_what_is_wrong(text: str, says: str) -> None:
 @given(st.sets(st.integers(0, 30), min_size=1))
 def test_any_set_of_indices_can_be_named(indices: set[int]) -> None:
     assert parse_indices(",".join(map(str, indices)), 31) == sorted(indices)
+
+
+def test_whose_rows_are_kept() -> None:
+    layers = [
+        f"model.layers.{layer}.self_attn.attn/{kind}" for layer in (3, 4) for kind in ("query", "output")
+    ]
+    sites = [*((name, "all") for name in (INPUT_IDS, POSITIONS, *layers)), (LOGITS, "logits")]
+    assert kept_sites(sites, "all") is None
+    assert kept_sites(sites, "none") == frozenset()
+    assert kept_sites(sites, "first") == frozenset(layers[:2])
+    assert kept_sites(sites[:2], "first") == frozenset()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ from hypothesis import strategies as st
 
 from localizer.errors import DamagedCapture, NotACapture
 from localizer.store import schema, tensors, writer
+from localizer.store.digest import XXH3, row_digest
 from localizer.store.prefix import prefix_digest
 from localizer.store.reader import Capture
-from localizer.store.verify import verify
+from localizer.store.verify import INCOMPLETE, SOUND, verify
+from localizer.wire.rowsum import ROWSUM
+from localizer.wire.spec import TOKEN
 
 QUERY = attention(0, "query")
 
@@ -158,6 +162,35 @@ def test_another_digest_is_not_compared(folder: Path) -> None:
     forge(folder, DIGESTS, metadata='{"algorithm": "sha256", "sites": []}')
     with pytest.raises(DamagedCapture, match="sha256"):
         Capture(folder).check()
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+def test_sites_that_came_as_digests(tmp_path: Path, manifest: bool) -> None:
+    """What a GPU hashed is read, verified as far as there are rows, and named by site."""
+    plan = Plan(payload=frozenset({QUERY}), hashed=True)
+    folder = write(tmp_path, replace(plan, manifest=manifest))
+    plain = Capture(write(tmp_path, replace(plan, name="plain", hashed=False)))
+    capture = Capture(folder)
+    assert verify(folder).state == (SOUND if manifest else INCOMPLETE)
+    algorithms = {site.name: site.digest for site in capture.sites}
+    assert {name for name, digest in algorithms.items() if digest == XXH3} == {QUERY, TOKEN}
+    column = capture.sites.index(next(site for site in capture.sites if site.name == QUERY))
+    kept = capture.table.digest[:, column]
+    assert np.array_equal(kept, plain.table.digest[:, column])
+    other = next(site for site in capture.sites if site.digest == ROWSUM)
+    whole = Capture(write(tmp_path, replace(plan, name="whole", payload=None)))
+    row = whole.row_payload(other.name, 0)
+    assert row is not None
+    index = capture.sites.index(other)
+    assert bytes(capture.table.digest[0, index]) == row_digest(ROWSUM, row.tobytes())
+
+
+def test_a_manifest_with_another_digest_than_the_shards(folder: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["sites"][3]["digest"] = ROWSUM
+
+    edit(folder, "manifest.json", change)
+    assert "has another digest elsewhere" in refused(folder)
 
 
 # -- damage -----------------------------------------------------------------------------------------------
@@ -595,6 +628,9 @@ SHARDS: dict[str, Callable[[Path], None]] = {
     "facts with another site": facts(sites=[SITE] * 1),
     "a site twice": facts(sites=[SITE] * 9),
     "a site of an unknown dtype": facts(sites=[SITE | {"dtype": "void"}]),
+    "a site of an unknown digest": facts(algorithm="by-site", sites=[SITE | {"digest": "md5"}]),
+    "digests that are not those of the sites": facts(algorithm="by-site"),
+    "sites that have other digests than is said": facts(sites=[SITE | {"digest": ROWSUM}]),
     "payload of an unknown site": payload_facts("unknown", np.zeros((1, 1), np.float32)),
     "payload without rows": payload_facts(f"{QUERY}#rows", None),
     "payload without a dimension": payload_facts(QUERY, np.zeros((), np.float32)),

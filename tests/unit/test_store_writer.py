@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localizer.store import writer as module
+from localizer.store.digest import XXH3
 from localizer.store.dtypes import NUMPY, itemsize
 from localizer.store.prefix import prefix_digest
 from localizer.store.reader import Capture
 from localizer.store.schema import DECIDES_TOKEN, FEEDS_LOGITS, KINDS, PLAIN, Site
 from localizer.store.writer import RankWriter, StreamError, execution_order
+from localizer.wire.rowsum import ROWSUM
 
 ALL = Site(name="a/all", rows="all")
 LOGITS = Site(name="b/logits", rows="logits")
@@ -373,3 +375,43 @@ def test_the_journal_lists_shards_as_they_are(folder: Path, rank: RankWriter) ->
         assert (line["size"], line["xxh3_128"]) == (len(blob), xxhash.xxh3_128_hexdigest(blob))
     names = [f"rank-0/{what}-00000.safetensors" for what in ("rows", "digests")]
     assert [line["name"] for line in lines] == names
+
+
+# -- rows that a GPU has hashed ---------------------------------------------------------------------------
+
+
+def test_rows_that_come_as_digests(folder: Path) -> None:
+    """One frame may hold rows of both kinds; of those that were hashed there is nothing but the digest."""
+    rank = writer_for(folder, keep=False)
+    rank.layout(0, "float32", (100,), ROWSUM)
+    rank.begin_step(0, ["x"], [2], [1, 2], [0, 1], [1])
+    hashed = [bytes([number]) * 16 for number in (1, 2)]
+    logits = data([9, 9])
+    table = [[0, 0, 2, 16, 16, 0], [1, 0, 1, 8, 8, 32]]
+    rank.frame(np.array(table), memoryview(b"".join(hashed) + bytes(logits)))
+    rank.end_step({"x": [3]})
+    summary = rank.close()
+    table_ = Capture(folder).table
+    assert [bytes(row) for row in table_.digest[:, 0]] == hashed
+    assert bytes(table_.digest[1, 1]) == xxhash.xxh3_128_digest(logits)
+    assert [(site.dtype, site.shape, site.digest) for site in summary.sites] == [
+        ("float32", (100,), ROWSUM),
+        ("float32", (2,), XXH3),
+        ("int64", (), XXH3),
+    ]
+
+
+@pytest.mark.parametrize(("keep", "digest"), [(True, ROWSUM), (False, "md5")])
+def test_digests_that_are_of_no_use(folder: Path, keep: bool, digest: str) -> None:
+    rank = writer_for(folder, keep=keep)
+    with pytest.raises(StreamError, match="rows of a/all came as digests"):
+        rank.layout(0, "float32", (2,), digest)
+
+
+def test_a_site_that_changes_its_digest_is_dropped(folder: Path) -> None:
+    rank = writer_for(folder, keep=False)
+    rank.begin_step(0, ["x"], [1], [1], [0], [0])
+    rank.rows(0, 0, 1, data([1, 1]))
+    rank.layout(0, "float32", (2,), ROWSUM)
+    rank.end_step({})
+    assert "a/all changed from" in rank.close().complaints[0]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from altered import PAYLOAD, ROWS, column, edit, forge, small
+from altered import DIGESTS, PAYLOAD, ROWS, column, edit, forge, small
 from builders import Plan, attention, write
 
 from localizer.errors import NotACapture
+from localizer.store.digest import row_digest
+from localizer.store.reader import Capture
 from localizer.store.schema import LOG
+from localizer.store.tensors import TensorFile
 from localizer.store.verify import EXIT_CODES, verify
+from localizer.wire.rowsum import ROWSUM
 
 QUERY = attention(0, "query")
 
@@ -30,6 +35,7 @@ def test_sound_and_complete(tmp_path: Path) -> None:
     [
         Plan(),
         Plan(payload=frozenset()),
+        Plan(payload=frozenset({QUERY}), hashed=True, speculate=2),
         Plan(layers=(5, 7), payload=frozenset({attention(5, "query")})),
         Plan(only_tokens=True),
         Plan(chunk=1, repeats=2),
@@ -106,3 +112,30 @@ def test_payload_that_is_not_what_was_hashed(tmp_path: Path) -> None:
     array[3] += 1
     forge(folder, PAYLOAD, arrays={QUERY: array})
     assert f"row 3 of {QUERY} does not have its digest" in damaged(folder)
+
+
+def test_stored_rows_are_held_against_the_digest_of_their_site(tmp_path: Path) -> None:
+    """Whoever keeps rows whose digests a GPU took: they are checked by that algorithm, and by no other."""
+    folder = small(tmp_path)
+    facts = json.loads(TensorFile(folder / DIGESTS).metadata)
+    index = [site["name"] for site in facts["sites"]].index(QUERY)
+    facts["algorithm"], facts["sites"][index]["digest"] = "by-site", ROWSUM
+
+    def name_it(manifest: dict[str, Any]) -> None:
+        next(site for site in manifest["sites"] if site["name"] == QUERY)["digest"] = ROWSUM
+
+    edit(folder, "manifest.json", name_it)
+    forge(folder, DIGESTS, metadata=json.dumps(facts))
+    assert verify(folder).state == "damaged", "the digests are still the usual ones"
+    digest, rows = column(folder, DIGESTS, "digest"), column(folder, PAYLOAD, QUERY)
+    for row, stored in zip(column(folder, PAYLOAD, f"{QUERY}#rows"), rows, strict=True):
+        digest[row, index] = np.frombuffer(row_digest(ROWSUM, stored.tobytes()), np.uint8)
+    forge(folder, DIGESTS, arrays={"digest": digest})
+    assert verify(folder).state == "sound"
+    assert Capture(folder).row_payload(QUERY, 3) is not None
+    digest[3, index, 0] ^= 1
+    forge(folder, DIGESTS, arrays={"digest": digest})
+    assert verify(folder).reasons == [
+        f"{folder / PAYLOAD} is damaged: row 3 of {QUERY} does not have its digest; "
+        "fetch or make the capture again."
+    ]

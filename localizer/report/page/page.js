@@ -47,6 +47,7 @@
     draw();
     show();
     box.scrollLeft = Math.max(0, field().offsetLeft + 3 * field().offsetWidth - box.clientWidth); // if need be
+    box.scrollTop = Math.max(0, field().offsetTop - box.clientHeight / 2);
   }
 
   function header(end) {
@@ -95,8 +96,9 @@
     earlier.disabled = start === 0;
     later.disabled = end === map.rows.length;
     current.row = Math.max(start, Math.min(end - 1, current.row));
-    // A field that takes the focus must not hide behind the names, which stay where they are.
+    // A field that takes the focus must not hide behind names and positions, which stay where they are.
     box.style.scrollPaddingLeft = `${grid.querySelector("tbody th").offsetWidth}px`;
+    box.style.scrollPaddingTop = `${grid.tHead.offsetHeight}px`;
     mark();
   }
 
