@@ -39,6 +39,11 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
+def _hearing_ctrl_c() -> None:
+    """A shell starts what runs in the background, such as these tests, deaf to SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Running:
     """A `localize capture` under way."""
 
@@ -56,7 +61,9 @@ class Running:
         ]
         self.errors = root / "stderr.txt"
         with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(command, stderr=errors, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stderr=errors, start_new_session=True, preexec_fn=_hearing_ctrl_c
+            )
         self.root = root
 
     def saying(self, text: str) -> bool:
