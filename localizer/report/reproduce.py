@@ -10,6 +10,7 @@ from typing import Any
 from localizer.report.safe import escaped
 from localizer.store.reader import Capture
 from localizer.store.scrub import OTHERS
+from localizer.wire.spec import HOST
 
 NOT_RECORDED = "(not recorded)"
 """What stands for the value of a secret."""
@@ -84,6 +85,12 @@ def _options(capture: Capture, python: bool) -> Iterator[str]:
             yield "--no-weight-digests"
         if seen.kv_contents:
             yield "--kv-contents"
+        if seen.row_digest != HOST:
+            yield from ("--row-digest", seen.row_digest)
+        if seen.graph_rows is not None:
+            yield from ("--graph-rows", str(seen.graph_rows))
+        if seen.graph_memory is not None:
+            yield from ("--graph-memory", str(-(-seen.graph_memory >> 20)))  # whole MiB, rounded up
     engine = dict(work.engine)
     speculative = engine.pop("speculative_config", None)
     for key, value in engine.items():
