@@ -13,6 +13,17 @@ IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 Capturing = Callable[..., Capture]
 
 
+def rows_stand_alone() -> bool:
+    """Whether a row's numbers do not depend on how many rows are computed with it.
+
+    On processors with AMX vLLM 0.32.0 takes kernels for small weights that sum in another way for many rows.
+    """
+    import torch
+    from vllm.model_executor.layers.utils import check_cpu_sgl_kernel
+
+    return not check_cpu_sgl_kernel(256, 256, torch.bfloat16)
+
+
 class Quiet:
     """Progress that nobody watches."""
 
