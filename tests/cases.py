@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 from builders import Plan, attention, bump, drafted, pair, put, toy_token, write
@@ -152,3 +153,17 @@ def result(name: str, root: Path, *, cells: bool = False) -> Result:
     plan, candidate = CASES[name]
     one, other = pair(root, plan, **candidate)
     return diff(Capture(one), Capture(other), cells=cells)
+
+
+Made = Callable[[str], Result]
+"""Gives the result of a case by its name; behind `plan ` with the plan."""
+
+
+def any_result(name: str, root: Path) -> Result:
+    """The result of a case of any kind; see `Made`."""
+    bare = name.removeprefix("plan ")
+    if bare in WITHIN:
+        return within(bare, root, explain=bare != name)
+    if bare in PARENTS:
+        return controlled(bare, root)
+    return result(name, root) if bare == name else explained(bare, root)

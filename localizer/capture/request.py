@@ -20,7 +20,7 @@ from localizer.sources import interpreter, overlay
 from localizer.sources.laid import lay_over
 from localizer.store import names, schema, selection
 from localizer.store.interventions import Intervention
-from localizer.store.schema import Open
+from localizer.store.schema import NOT_RECORDED, Open
 from localizer.wire import unsupported as refusals
 from localizer.wire.probe import Probe
 from localizer.wire.spec import BOUNDARY, DEVICE, HOST, MODULE, parse_indices
@@ -40,8 +40,6 @@ SECRET = re.compile(
     r"(^|_)(\w*APIKEY|KEY|TOKEN|SECRET|\w*PASS|PASSWORD|\w*PASSWD|CREDENTIALS?)(_|\d|$)", re.IGNORECASE
 )
 """Names of variables and engine arguments whose values stay out of captures, which are shown in public."""
-
-NOT_RECORDED = "(not recorded)"
 
 SIZES = (
     "tensor_parallel_size",
@@ -229,7 +227,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
     for reason in unsupported.reasons(
         request.engine, plan.configuration(Path(model.path)), taps=request.taps
     ):
-        raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
+        raise refused(reason)
     engine = dict(request.engine) | speculation(request, draft)
     python = interpreter.probe(request.python, environment)
     check_row_digest(request, python)
@@ -317,6 +315,11 @@ def check_probes(request: CaptureRequest) -> None:
         raise LocalizerError("Calls are counted by the observer; leave out --no-taps, or --probe.")
 
 
+def refused(reason: str) -> LocalizerError:
+    """What is said where a capture is refused: the reason as a sentence."""
+    return LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
+
+
 def check_row_digest(request: CaptureRequest, python: interpreter.Interpreter) -> None:
     """Check that the source can hash rows on its device, as far as its packages tell; it checks again itself.
 
@@ -324,8 +327,7 @@ def check_row_digest(request: CaptureRequest, python: interpreter.Interpreter) -
         LocalizerError: it cannot.
     """
     if request.row_digest == DEVICE and request.taps and python.torch.endswith("+cpu"):
-        reason = refusals.ROW_DIGEST_PLATFORM
-        raise LocalizerError(f"{reason[0].upper()}{reason[1:]}.")
+        raise refused(refusals.ROW_DIGEST_PLATFORM)
 
 
 def graph_taps(

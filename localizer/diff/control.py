@@ -216,7 +216,7 @@ class Control:
             path=capture.shown,
             created=capture.open.created,
             vllm=capture.open.source.vllm,
-            state="complete" if capture.complete else "incomplete",
+            state=capture.state,
             unfit=self.unfit,
             verdict=verdict.DIVERGED
             if different

@@ -264,7 +264,7 @@ def facts_of(capture: Capture) -> CaptureFacts:
         path=capture.shown,
         created=capture.open.created,
         vllm=capture.open.source.vllm,
-        state="complete" if capture.complete else "incomplete",
+        state=capture.state,
         native=None if capture.open.source.overlay is None else capture.open.source.overlay.native,
     )
 

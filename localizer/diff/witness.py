@@ -49,7 +49,7 @@ def reproduction(again: Capture, before: Capture, chosen: Sequence[Way]) -> Repr
         differ=int(found.differ_rows.sum()),
         missing=_missing(again, before, part),
         tokens_equal=all(_tokens(again, way) == _tokens(before, way) for way in chosen),
-        state="complete" if again.complete else "incomplete",
+        state=again.state,
         first_site=site,
         first_request=request,
         first_position=position,

@@ -235,7 +235,7 @@ def _line(folder: Path, label: str) -> tuple[str, ...]:
         clean(source.vllm) + changed,
         clean(work.model.name),
         f"{_matrix(work)} x {work.repeats}, {work.max_tokens} tokens",
-        "complete" if capture.complete else "incomplete",
+        capture.state,
     )
 
 

@@ -17,13 +17,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from localizer.diff.cells import DIFFERENT, Cell
-from localizer.diff.result import Result
+from localizer.diff.result import CANDIDATE, PARENT, Result
 from localizer.report import glance, maps, returned, text, within, wording
 from localizer.report.blocks import Block, Line
 from localizer.report.maps import Map
 from localizer.report.safe import clean
 from localizer.report.scope import scope
-from localizer.report.states import STATES
+from localizer.report.states import NUMBER, STATES
 from localizer.report.tolerance import WITHIN
 
 SETTINGS_SHOWN = 200
@@ -147,7 +147,7 @@ def content(result: Result, drawn: Sequence[Map]) -> dict[str, Any]:
 
 
 def _sides(result: Result) -> tuple[str, str]:
-    return within.SIDES if within.is_within(result) else ("candidate", "parent")
+    return within.SIDES if within.is_within(result) else (CANDIDATE, PARENT)
 
 
 def arranged(result: Result) -> tuple[list[Block], list[Section], list[Section]]:
@@ -179,11 +179,10 @@ def sections(blocks: Iterable[Block]) -> tuple[list[Block], list[Section]]:
 def _fields(states: str) -> Iterator[tuple[int, int]]:
     """Runs of a line: the state's index, and over how many rows it goes."""
     for code, run in groupby(states):
-        yield _NUMBER[code], len(list(run))
+        yield NUMBER[code], len(list(run))
 
 
-_NUMBER = {state.code: number for number, state in enumerate(STATES)}
-_LETTERS = {ord(code): ord("a") + number for code, number in _NUMBER.items()}
+_LETTERS = {ord(code): ord("a") + number for code, number in NUMBER.items()}
 
 
 def _static_line(result: Result, sites: Sequence[int], fields: list[tuple[int, int]]) -> dict[str, Any]:
@@ -201,7 +200,7 @@ def data(result: Result, drawn: Sequence[Map]) -> dict[str, Any]:
     groups = [maps.group(name) for name in sites]
     return {
         "states": [[state.name, state.sign] for state in STATES],
-        "different": _NUMBER[DIFFERENT],
+        "different": NUMBER[DIFFERENT],
         "sides": _sides(result),
         "sites": [
             [clean(name), maps.label(name), int(number > 0 and groups[number] != groups[number - 1])]

@@ -21,7 +21,7 @@ from localizer.report import (
 )
 from localizer.report import run as run_report
 from localizer.report.archive import left_out_lines
-from localizer.report.blocks import Block, Bullets, Line, Table
+from localizer.report.blocks import MISSING, Block, Bullets, Line, Table
 from localizer.report.counts import count
 from localizer.report.environment import environment
 from localizer.report.gfm import code, fenced, prose
@@ -293,7 +293,7 @@ def _requests(result: Result) -> Iterator[Block]:
             clean(it.first.site),
             str(it.first.position),
             clean(it.first.kind),
-            it.first.class_ or "—",
+            it.first.class_ or MISSING,
         ]
         for it in result.requests[:REQUESTS_SHOWN]
     ]
@@ -305,8 +305,9 @@ def _requests(result: Result) -> Iterator[Block]:
 def _captures(found: Evidence) -> Iterator[Block]:
     cells = []
     for name, capture in found.captures.items():
-        facts, state = capture.open, "complete" if capture.complete else "incomplete"
-        cells.append([name, clean(capture.label), clean(facts.source.vllm), state, clean(facts.created)])
+        facts = capture.open
+        told = [name, clean(capture.label), clean(facts.source.vllm), capture.state, clean(facts.created)]
+        cells.append(told)
     yield Table(["in the archive", "capture", "vLLM", "state", "created"], cells)
 
 

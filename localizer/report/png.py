@@ -16,7 +16,7 @@ from localizer.report import glance, maps, wording
 from localizer.report.counts import count
 from localizer.report.maps import QUIET, Map
 from localizer.report.safe import clean
-from localizer.report.states import STATES
+from localizer.report.states import NUMBER, STATES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +37,6 @@ REASONS_SHOWN = 4
 
 CELL, LETTER, DPI = 0.17, 0.056, 130
 """Inches of a cell, of a letter in the names of sites, and dots an inch."""
-
-_NUMBER = {state.code: number for number, state in enumerate(STATES)}
 
 
 def render(result: Result, stream: BinaryIO) -> None:
@@ -117,7 +115,7 @@ def _cut(one: Map) -> tuple[Lines, range]:
 def _map(axes: Axes, one: Map, lines: Lines, rows: range, names: Sequence[str]) -> None:
     from matplotlib.colors import to_rgb
 
-    numbers = np.array([[_NUMBER[states[row]] for row in rows] for _, states in lines])
+    numbers = np.array([[NUMBER[states[row]] for row in rows] for _, states in lines])
     colours = np.array([to_rgb(state.light[0]) for state in STATES])
     axes.imshow(colours[numbers], aspect="auto", interpolation="nearest")
     for number, state in enumerate(STATES):

@@ -9,11 +9,9 @@ from typing import Any
 
 from localizer.report.safe import escaped
 from localizer.store.reader import Capture
+from localizer.store.schema import NOT_RECORDED
 from localizer.store.scrub import OTHERS
 from localizer.wire.spec import HOST
-
-NOT_RECORDED = "(not recorded)"
-"""What stands for the value of a secret."""
 
 AMBIENT = frozenset({"PYTHONPATH", "VLLM_NO_USAGE_STATS", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", OTHERS})
 """Variables that localizer sets by itself, or that nobody can set again."""

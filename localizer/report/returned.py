@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from localizer.diff.cells import ReturnedTokens
+from localizer.report.blocks import MISSING
 from localizer.report.counts import count
 from localizer.report.safe import clean
 
@@ -15,7 +16,7 @@ def table(found: ReturnedTokens) -> dict[str, Any]:
     columns = []
     for number in range(longest):
         pair = [
-            str(side[number]) if number < len(side) else "—"
+            str(side[number]) if number < len(side) else MISSING
             for side in (found.tokens.candidate, found.tokens.parent)
         ]
         output = found.start + number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from localizer.diff.result import Result, RowDifference
-from localizer.report.blocks import Block, Line, Table
+from localizer.report.blocks import MISSING, Block, Line, Table
 from localizer.report.safe import clean
 from localizer.report.tolerance import WITHIN
 
@@ -33,9 +33,9 @@ def _cells(row: RowDifference, judged: bool) -> list[str]:
         str(row.position),
         clean(row.kind),
         row.class_,
-        "—" if row.elements_differ is None else f"{row.elements_differ:,}",
-        "—" if row.max_ulp is None else f"{row.max_ulp:,}",
-        "—" if row.max_abs is None else f"{row.max_abs:.3g}",
-        "—" if row.cosine is None else f"{row.cosine:.6f}",
+        MISSING if row.elements_differ is None else f"{row.elements_differ:,}",
+        MISSING if row.max_ulp is None else f"{row.max_ulp:,}",
+        MISSING if row.max_abs is None else f"{row.max_abs:.3g}",
+        MISSING if row.cosine is None else f"{row.cosine:.6f}",
         *([WITHIN[row.within_tolerance]] if judged else []),
     ]

@@ -45,3 +45,6 @@ STATES = (
     State(NOT_APPLICABLE, "not applicable", "", ("#ffffff", "#555555"), ("#14181c", "#a0a0a0")),
 )
 """All of them, in the order of a legend: the mildest first."""
+
+NUMBER = {state.code: number for number, state in enumerate(STATES)}
+"""Their places in it, by code."""

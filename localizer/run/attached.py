@@ -13,7 +13,7 @@ import msgspec
 
 from localizer.diff import diff
 from localizer.diff import verdict as verdicts
-from localizer.diff.result import INCONCLUSIVE, Result
+from localizer.diff.result import CANDIDATE, INCONCLUSIVE, PARENT, Result
 from localizer.diff.runs import DIFFERS, SCHEMA, RunFacts, RunResult
 from localizer.diff.verdict import EXIT_CODES
 from localizer.errors import DamagedCapture, LocalizerError, NotACapture
@@ -25,7 +25,7 @@ from localizer.store.archive import Archive, check
 from localizer.store.names import NAME, load
 from localizer.store.reader import Capture
 
-SIDES = ("candidate", "parent")
+SIDES = CANDIDATE, PARENT
 URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@!$&*+,;=%-]{1,2000}", re.ASCII)
 CONTROL = re.compile(r"control-[1-9]\d{0,3}", re.ASCII)
 

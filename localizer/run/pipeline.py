@@ -21,7 +21,7 @@ from localizer.run import parts, plan, sources
 from localizer.run.config import NONE, SHARED, Config
 from localizer.run.plan import Step
 from localizer.store.reader import Capture
-from localizer.store.runs import COMPLETE, INCOMPLETE, Done, begin, digest
+from localizer.store.runs import Done, begin, digest
 
 
 class Watcher(Protocol):
@@ -138,7 +138,7 @@ class Pipeline:
                 capture=capture.label,
                 seconds=seconds,
                 resumed=found is not None,
-                state=COMPLETE if capture.complete else INCOMPLETE,
+                state=capture.state,
             )
         )
         return capture

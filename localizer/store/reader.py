@@ -86,7 +86,12 @@ class Capture:
 
     @property
     def complete(self) -> bool:
-        return self.manifest is not None and self.manifest.state == "complete"
+        return self.manifest is not None and self.manifest.state == schema.COMPLETE
+
+    @property
+    def state(self) -> str:
+        """The same as a word, also of a capture without a manifest."""
+        return schema.COMPLETE if self.complete else schema.INCOMPLETE
 
     @property
     def reasons(self) -> list[str]:

@@ -23,9 +23,6 @@ RUN, STEPS, RESULT, REPORT = "run.json", "steps.jsonl", "result.json", "report.t
 LOCK, COMPILED = "lock", "compiled"
 """What a process holds while it carries a run out; where its arms keep compiled code until it is over."""
 
-COMPLETE, INCOMPLETE = "complete", "incomplete"
-"""States of a run's captures."""
-
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """run.json: what was asked for, written before the first capture.
@@ -71,7 +68,7 @@ def digest(capture: Capture) -> str:
 class _Step(msgspec.Struct, frozen=True):
     """Of a capture in result.json what decides whether it is made anew."""
 
-    state: Literal["complete", "incomplete"] = COMPLETE  # type: ignore[assignment]
+    state: Literal["complete", "incomplete"] = schema.COMPLETE  # type: ignore[assignment]
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -236,7 +233,7 @@ def verdict(folder: Path) -> str | None:
 def finished(folder: Path) -> bool:
     """Whether a run has its result and none of its captures is to be made anew."""
     found = _result(folder)
-    return found is not None and all(step.state == COMPLETE for step in found.steps)
+    return found is not None and all(step.state == schema.COMPLETE for step in found.steps)
 
 
 def _result(folder: Path) -> _Result | None:

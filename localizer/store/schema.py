@@ -82,6 +82,12 @@ MAX_DEPTH, MAX_FLAT = 20, 16 << 20
 MAX_POSITION = (1 << 24) - 1
 """The last position of a row."""
 
+COMPLETE, INCOMPLETE = "complete", "incomplete"
+"""States of a capture."""
+
+NOT_RECORDED = "(not recorded)"
+"""Stands for the value of a secret."""
+
 GPU_SLACK = 64 << 20
 """So many bytes more in use on a GPU than before a run are not told: the driver's own use varies."""
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from localizer.store import steps, tensors
-from localizer.store.digest import ALGORITHMS, XXH3, row_digests, shard_algorithm
+from localizer.store.digest import ALGORITHMS, XXH3, row_digest, row_digests, shard_algorithm
 from localizer.store.dtypes import NUMPY
 from localizer.store.grid import Grid
 from localizer.store.journal import append_journal
@@ -280,15 +280,13 @@ class RankWriter:
         if fresh.any():
             self._seen_order += sites[fresh].tolist()
         self._recorded[sites] += count
-        hashed = self._hashed[column]
-        if hashed.all():
-            found = b"".join(cut)
-        elif not hashed.any():
-            found = row_digests(cut)
-        else:
+        if self._hashed[sites].any():
+            done = self._hashed[column].tolist()
             found = b"".join(
-                bytes(row) if done else row_digests([row]) for row, done in zip(cut, hashed, strict=True)
+                row if is_done else row_digest(XXH3, row) for row, is_done in zip(cut, done, strict=True)
             )
+        else:
+            found = row_digests(cut)
         self._grid.put(self._rows + rows, column, found)
 
     def _contradiction(self, table: np.ndarray) -> StreamError:

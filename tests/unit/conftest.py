@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import Made, any_result
 
+from localizer.diff.result import Result
 from localizer.run.config import Config, load
 
 
@@ -28,3 +30,16 @@ def config(tmp_path: Path) -> Config:
     )
     (tmp_path / "localize.toml").write_text(text)
     return load(tmp_path / "localize.toml")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
+    """Makes the result of a case, always under the relative path `captures`."""
+
+    def make(name: str) -> Result:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        return any_result(name, Path("captures"))
+
+    return make

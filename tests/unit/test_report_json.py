@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import golden
 import msgspec
 import pytest
-from cases import CASES, PARENTS, WITHIN, controlled, explained, result, within
+from cases import CASES, PARENTS, WITHIN, Made, controlled, explained, within
 
 from localizer.diff.plan import Plan
 from localizer.diff.result import Result
@@ -27,22 +26,6 @@ def printed(found: Result) -> str:
     stream = io.StringIO()
     render("json", found, stream)
     return stream.getvalue()
-
-
-Made = Callable[[str], Result]
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
-    """Makes the result of a case, always under the relative path `captures`."""
-
-    def make(name: str) -> Result:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        monkeypatch.chdir(folder)
-        return result(name, Path("captures"))
-
-    return make
 
 
 @pytest.mark.parametrize("name", ["attention", "tokens", "killed", "selected", "draft", "hostile"])

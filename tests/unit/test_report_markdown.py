@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from pathlib import Path
 
 import golden
 import pytest
-from cases import CASES, PARENTS, WITHIN, controlled, result, within
+from cases import CASES, PARENTS, WITHIN, Made
 from hypothesis import given
 from hypothesis import strategies as st
 from markup import live, parsed, shown
@@ -17,23 +15,6 @@ from localizer.diff.result import Result
 from localizer.report import markdown, text
 from localizer.report.blocks import Bullets, Line, Table
 from localizer.report.formats import render
-
-Made = Callable[[str], Result]
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
-    """Makes the result of a case, always under the relative path `captures`."""
-
-    def make(name: str) -> Result:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        monkeypatch.chdir(folder)
-        if name in WITHIN:
-            return within(name, Path("captures"))
-        return (controlled if name in PARENTS else result)(name, Path("captures"))
-
-    return make
 
 
 def rendered(found: Result) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import golden
 import pytest
-from cases import CASES, PARENTS, WITHIN, controlled, explained, result, within
+from cases import CASES, PARENTS, WITHIN, Made, result
 
 from localizer.diff.result import Result
 from localizer.report import sites, text
@@ -22,27 +21,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-Made = Callable[[str], Result]
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Made:
-    """Makes the result of a case, always under the relative path `captures`."""
-
-    def make(name: str) -> Result:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        monkeypatch.chdir(folder)
-        root, bare = Path("captures"), name.removeprefix("plan ")
-        if bare in WITHIN:
-            return within(bare, root, explain=bare != name)
-        if bare in PARENTS:
-            return controlled(bare, root)
-        return result(name, root) if bare == name else explained(bare, root)
-
-    return make
 
 
 def plain(found: Result) -> str:
