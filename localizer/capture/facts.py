@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from localizer.sources import identity
-from localizer.store.schema import Compiled, Gpu, Identity, Open, Probe, Processor, Weights
+from localizer.store.schema import DIGEST_BYTES, Compiled, Gpu, Identity, Open, Probe, Processor, Weights
 
 
 def weights(workers: Sequence[Mapping[str, Any]]) -> Weights | None:
-    """The digests of the weights that the first worker loaded."""
-    found = workers[0].get("weights") if workers else None
-    return None if found is None else msgspec.convert(found, Weights)
+    """The digests of the weights that the workers loaded: of several each one's, by name and rank."""
+    found = [worker.get("weights") for worker in workers]
+    told = [msgspec.convert(weights, Weights) for weights in found if weights is not None]
+    if not told or len(told) < len(workers):
+        return None
+    if len(told) == 1:
+        return told[0]
+    tensors = {
+        f"{name}@{rank}/{len(told)}": digest
+        for rank, one in enumerate(told)
+        for name, digest in one.tensors.items()
+    }
+    listed = "".join(f"{name} {tensors[name]}\n" for name in sorted(tensors))
+    digest = blake2b(listed.encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return Weights(algorithm=told[0].algorithm, digest=digest, tensors=tensors)
 
 
 def compiled(workers: Sequence[Mapping[str, Any]]) -> Compiled | None:

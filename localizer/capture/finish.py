@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from localizer.capture import facts
+from localizer.capture import facts, ranks
 from localizer.capture.request import masked
 from localizer.store import schema, tensors, wait
 from localizer.store.interventions import Course
 from localizer.store.reader import Capture
 from localizer.store.schema import Coverage, GpuMemory, Manifest, Output, Shard, Site
-from localizer.store.selfcheck import mistraced, unaccounted, unfinished
+from localizer.store.selfcheck import apart, mistraced, unaccounted, unfinished
 from localizer.wire.spec import UNREAD
 
 
@@ -24,7 +24,7 @@ class Heard:
     """What was heard from the children so far.
 
     Only `outputs` grow with the run: up to what a manifest holds, which is checked before anything starts.
-    `phase` is the phase of an intervention that began last.
+    `phase` is the phase of an intervention that began last; `written` is what the writer of each rank said.
     """
 
     outputs: list[Output] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Heard:
     done: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     phase: str = ""
-    written: dict[str, Any] | None = None
+    written: dict[int, dict[str, Any]] = field(default_factory=dict)
     left_processes: int = 0
     left_shared_memory: dict[str, str] = field(default_factory=dict)
     gpu_memory: list[GpuMemory] = field(default_factory=list)
@@ -45,7 +45,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
 
     Args:
         folder: the capture.
-        heard: what the source and the writer reported.
+        heard: what the source and the writers reported.
         status: exit status of the source.
         seconds: duration of the whole capture.
 
@@ -53,7 +53,7 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
         LocalizerError: what the writer wrote was not there in time.
         OSError: the manifest cannot be written.
     """
-    done, written = heard.done or {}, heard.written or {}
+    done, written = heard.done or {}, ranks.merged(heard.written)
     workers = done.get("workers", [])
     coverage = {
         site: Coverage(expected=expected, recorded=written["recorded"][site])
@@ -65,10 +65,10 @@ def finalise(folder: Path, heard: Heard, status: int, seconds: float) -> None:
     capture = Capture(folder)  # without its manifest: what the journal lists
     if written:
         reasons += unaccounted(capture, heard.outputs)
-        reasons += mistraced(capture, written.get("counts", {}))
+        reasons += mistraced(capture, written.get("counts", {})) + apart(capture)
     processes = {
         "program": done,
-        "writer": written,
+        **ranks.named("writer", heard.written),
         **{f"worker-{rank}": worker for rank, worker in enumerate(workers)},
         **done.get("children", {}),
     }
@@ -122,7 +122,7 @@ def incomplete_reasons(
     coverage: Mapping[str, Coverage], written: Mapping[str, Any], workers: list[dict[str, Any]]
 ) -> list[str]:
     """Why a finished run did not leave all it should have; empty if it did."""
-    reasons = [error for worker in workers for error in worker["errors"]]
+    reasons = ranks.told([worker["errors"] for worker in workers])
     reasons += written.get("complaints", [])
     untapped = written.get("untapped", {})
     unread = workers[0].get("kv_contents", {}) if workers else {}

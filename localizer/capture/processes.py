@@ -46,12 +46,12 @@ def start(
     )
 
 
-def start_writer(ring_fd: int, folder: Path) -> subprocess.Popen[bytes]:
-    """Start the writer process in localizer's own interpreter, on a ring and the capture in `folder`."""
+def start_writer(ring_fd: int, folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    """Start a rank's writer in localizer's own interpreter, on its ring and the capture in `folder`."""
     package = str(Path(localizer.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     return start(
-        [sys.executable, "-m", "localizer.capture.writer", str(ring_fd), str(folder), "0"],
+        [sys.executable, "-m", "localizer.capture.writer", str(ring_fd), str(folder), str(rank)],
         {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         pass_fds=[ring_fd],
         stdin=subprocess.PIPE,
@@ -88,7 +88,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def pump(
-    stream: IO[bytes], name: str, into: queue.Queue[tuple[str, dict[str, Any] | None]]
+    stream: IO[bytes], name: str | int, into: queue.Queue[tuple[str | int | None, dict[str, Any] | None]]
 ) -> threading.Thread:
     """Read JSON lines from `stream` into a queue as (name, object), and (name, None) at its end."""
 

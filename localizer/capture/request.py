@@ -27,7 +27,7 @@ from localizer.wire.spec import BOUNDARY, DEVICE, HOST, MODULE, parse_indices
 from localizer.workload import models, plan
 
 BUFFER_MIB = 256
-"""Default capacity of the ring between the worker and the writer, in MiB."""
+"""Default capacity of the ring between a worker and its writer, in MiB."""
 
 RECORDED = (
     *("VLLM_", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NCCL_"),
@@ -40,14 +40,6 @@ SECRET = re.compile(
     r"(^|_)(\w*APIKEY|KEY|TOKEN|SECRET|\w*PASS|PASSWORD|\w*PASSWD|CREDENTIALS?)(_|\d|$)", re.IGNORECASE
 )
 """Names of variables and engine arguments whose values stay out of captures, which are shown in public."""
-
-SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "decode_context_parallel_size",
-)
-"""Engine arguments that make several workers, which is not supported yet."""
 
 MOST_LAYERS = 10_000
 """More attention layers than any model has; how many this one has is known when it is loaded."""
@@ -138,7 +130,7 @@ class Prepared:
         laid: the tree of the overlay or git revision, to be put first on PYTHONPATH.
         environment: variables that the source runs with, but for what localizer adds to PYTHONPATH.
         engine: engine arguments, secrets included.
-        buffer: capacity of the ring, in bytes.
+        buffer: capacity of each ring, in bytes.
         intervention: as the source is told it, see `localizer.wire.spec.RunSpec`.
     """
 
@@ -216,16 +208,14 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
         )
     check_probes(request)
     environment = {**SET, **os.environ, **request.environment, **compile_caches(request)}
-    several = [key for key in SIZES if request.engine.get(key, 1) != 1]
-    if several and request.taps:
-        raise LocalizerError(
-            f"Captures of several workers are not supported yet; leave {several[0]} out of --engine, "
-            "or capture tokens alone with --no-taps."
-        )
+    try:
+        ranks = unsupported.ranks(request.engine) if request.taps else 1
+    except ValueError as error:
+        raise refused(str(error)) from None
     model = models.resolve(request.model, say)
     draft = models.resolve(request.speculative_model, say) if request.speculative_model else None
     for reason in unsupported.reasons(
-        request.engine, plan.configuration(Path(model.path)), taps=request.taps
+        request.engine, plan.configuration(Path(model.path)), taps=request.taps, level=request.level
     ):
         raise refused(reason)
     engine = dict(request.engine) | speculation(request, draft)
@@ -291,6 +281,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             graph_memory=request.graph_memory << 20 if request.graph_memory and request.taps else None,
             graph_taps=taps,
             probes=tuple(request.probes),
+            ranks=ranks,
         ),
         intervention=request.intervention,
     )
@@ -422,6 +413,7 @@ def observer_changes(request: CaptureRequest) -> list[str]:
                 for text in request.probes
             ),
             *([] if request.intervention is None else [CHANGES[request.intervention.kind]]),
-            f"memory: a shared ring of at most {request.buffer} MiB, and a writer process",
+            f"memory: a shared ring of at most {request.buffer} MiB, and a writer process"
+            + (", for each worker" if request.engine.get("tensor_parallel_size", 1) != 1 else ""),
         ]
     return changes

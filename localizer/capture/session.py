@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,13 @@ UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 EXIT_SECONDS = 60.0
 """How long a source that has reported everything may take to end by itself."""
+
+
+WRITING_SECONDS = 30.0
+"""How long the writers of a capture that is stopped may take to write what they have."""
+
+SOURCE = "source"
+"""Who says what is heard: this, or the writer of the rank of that number."""
 
 
 class Progress(Protocol):
@@ -121,11 +128,11 @@ class _Session:
     def __init__(self, prepared: Prepared, progress: Progress, folder: Path) -> None:
         self._prepared, self._progress, self._folder = prepared, progress, folder
         self._opening, self._taps = prepared.opening, prepared.opening.observer.taps
-        self._queue: queue.Queue[tuple[str, dict[str, Any] | None]] = queue.Queue()
+        self._queue: queue.Queue[tuple[str | int | None, dict[str, Any] | None]] = queue.Queue()
         self._heard = Heard()
         self._source: subprocess.Popen[bytes] | None = None
-        self._writer: subprocess.Popen[bytes] | None = None
-        self._ring: rings.Ring | None = None
+        self._writers: list[subprocess.Popen[bytes]] = []
+        self._rings: list[rings.Ring] = []
         self._shared = leftovers.SharedMemory()
         self._gpu_memory = gpumemory.used()
 
@@ -137,27 +144,29 @@ class _Session:
         """
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="localizer-") as scratch, contextlib.ExitStack() as stack:
-            ring_fd = rings.create(self._prepared.buffer)
-            stack.callback(os.close, ring_fd)
-            self._ring = rings.Ring(ring_fd)
-            stack.callback(self._ring.unmap)
-            if self._taps:
-                self._start_writer(ring_fd)
-            self._start_source(Path(scratch), ring_fd)
+            descriptors = []
+            for rank in range(self._opening.observer.ranks if self._taps else 0):
+                descriptors.append(rings.create(self._prepared.buffer))
+                stack.callback(os.close, descriptors[-1])
+                self._rings.append(rings.Ring(descriptors[-1]))
+                stack.callback(self._rings[-1].unmap)
+                self._start_writer(descriptors[-1], rank)
+            self._start_source(Path(scratch), descriptors)
             self._watch()
             status = self._end_source()
-            if self._taps:
-                self._end_writer()
+            if self._writers:
+                self._end_writers()
             finalise(self._folder, self._heard, status, time.monotonic() - started)
 
     # -- children --------------------------------------------------------------------------------------
 
-    def _start_writer(self, ring_fd: int) -> None:
-        self._writer = processes.start_writer(ring_fd, self._folder)
-        assert self._writer.stdout is not None
-        processes.pump(self._writer.stdout, "writer", self._queue)
+    def _start_writer(self, ring_fd: int, rank: int) -> None:
+        writer = processes.start_writer(ring_fd, self._folder, rank)
+        self._writers.append(writer)
+        assert writer.stdout is not None
+        processes.pump(writer.stdout, rank, self._queue)
 
-    def _start_source(self, scratch: Path, ring_fd: int) -> None:
+    def _start_source(self, scratch: Path, descriptors: Sequence[int]) -> None:
         bridge = scratch / "bridge"
         bridge.mkdir()
         (bridge / "localizer").symlink_to(Path(localizer.__file__).parent)
@@ -180,8 +189,8 @@ class _Session:
             probes=list(self._opening.observer.probes),
             taps=self._taps,
             intervention=self._prepared.intervention,
-            ring=f"/proc/{os.getpid()}/fd/{ring_fd}",
-            writer_pid=self._writer.pid if self._writer else 0,
+            rings=[f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in descriptors],
+            writer_pids=[writer.pid for writer in self._writers],
             parent_pid=os.getpid(),
         )
         spec.write(scratch / "run.json")
@@ -197,14 +206,15 @@ class _Session:
             command = [self._prepared.executable, "-m", PROGRAM]
             self._source = processes.start(command, environment, pass_fds=[writing], stdout=log, stderr=log)
         os.close(writing)
-        processes.pump(os.fdopen(reading, "rb"), "source", self._queue)
+        processes.pump(os.fdopen(reading, "rb"), SOURCE, self._queue)
         self._order(f"group {self._source.pid}")
 
     def _order(self, text: str) -> None:
-        if self._writer is not None and self._writer.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._writer.stdin.write(text.encode() + b"\n")
-                self._writer.stdin.flush()
+        for writer in self._writers:
+            if writer.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    writer.stdin.write(text.encode() + b"\n")
+                    writer.stdin.flush()
 
     # -- watching --------------------------------------------------------------------------------------
 
@@ -217,15 +227,13 @@ class _Session:
             try:
                 name, content = self._queue.get(timeout=0.2)
             except queue.Empty:
-                name, content = "", {}
-            if name == "source" and content is not None:
+                name, content = None, {}
+            if name == SOURCE and content is not None:
                 self._hear(content)
-            elif name == "writer":
-                self._heard.written = content or self._heard.written
-                if self._heard.written is None or self._heard.written["event"] != "written":
-                    raise self._writer_failed()
-            silent = silent + 1 if not name and self._source.poll() is not None else 0
-            if (name == "source" and content is None) or silent > 5:
+            elif isinstance(name, int):
+                self._hear_writer(name, content)
+            silent = silent + 1 if name is None and self._source.poll() is not None else 0
+            if (name == SOURCE and content is None) or silent > 5:
                 raise self._source_failed()
             self._show()
 
@@ -249,17 +257,28 @@ class _Session:
             case "error":
                 self._heard.error = content
 
+    def _hear_writer(self, rank: int, content: dict[str, Any] | None) -> None:
+        """Take what the writer of a rank said last; None where it has ended.
+
+        Raises:
+            CaptureFailed: it failed, or was killed.
+        """
+        written = content or self._heard.written.get(rank) or {"event": "failed", "reason": "it was killed"}
+        self._heard.written[rank] = written
+        if written["event"] != "written":
+            raise self._writer_failed(written)
+
     def _look(self) -> None:
         """Note which shared memory the source uses while it runs."""
         if self._source is not None:
             self._shared.look(self._source.pid)
 
     def _show(self) -> None:
-        assert self._ring is not None
+        steps = self._rings[0].progress[0] if self._rings else 0
         tokens = sum(len(output.tokens) for output in self._heard.outputs)
         work = self._opening.workload
         self._progress.advance(
-            len(self._heard.round_seconds), len(work.matrix) * work.repeats, self._ring.progress[0], tokens
+            len(self._heard.round_seconds), len(work.matrix) * work.repeats, steps, tokens
         )
 
     def _source_failed(self) -> CaptureFailed:
@@ -276,8 +295,7 @@ class _Session:
             f"{lines}\nThe source ended early{phase}: {cause}. Its whole output is in {log}."
         )
 
-    def _writer_failed(self) -> CaptureFailed:
-        written = self._heard.written or {"what": "", "reason": "it was killed"}
+    def _writer_failed(self, written: Mapping[str, Any]) -> CaptureFailed:
         if written.get("what") == "disk":
             return _cannot_write(self._folder, written["reason"])
         return CaptureFailed(
@@ -299,18 +317,16 @@ class _Session:
         self._heard.gpu_memory = gpumemory.settled(self._gpu_memory)
         return status
 
-    def _end_writer(self) -> None:
-        """Wait until the writer has written what the ring still holds."""
+    def _end_writers(self) -> None:
+        """Wait until the writers have written what the rings still hold."""
         self._progress.phase("writing the capture")
         self._order("finish")
-        while self._heard.written is None:
+        while len(self._heard.written) < len(self._writers):
             name, content = self._queue.get()
-            if name == "writer":
-                self._heard.written = content or {"event": "failed", "reason": "it was killed"}
-        assert self._writer is not None
-        self._heard.written["exit_status"] = self._writer.wait()
-        if self._heard.written["event"] != "written":
-            raise self._writer_failed()
+            if isinstance(name, int):
+                self._hear_writer(name, content)
+        for rank, writer in enumerate(self._writers):
+            self._heard.written[rank]["exit_status"] = writer.wait()
 
     def stop(self) -> None:
         """End everything at once; the writer keeps what it has."""
@@ -321,11 +337,12 @@ class _Session:
                 processes.end_group(self._source, grace=2)
                 for name, state in self._shared.clean().items():
                     self._progress.phase(f"the run left shared memory: {name} ({state})")
-            if self._writer is not None:
-                self._order("finish")
+            self._order("finish")
+            deadline = time.monotonic() + WRITING_SECONDS
+            for writer in self._writers:
                 try:
-                    self._writer.wait(30)
+                    writer.wait(max(0.0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
-                    processes.end_group(self._writer, grace=0)
+                    processes.end_group(writer, grace=0)
         finally:
             signal.signal(signal.SIGINT, before)

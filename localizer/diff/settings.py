@@ -24,7 +24,8 @@ def differences(candidate: Capture, parent: Capture) -> list[Difference]:
     left, right = candidate.manifest, parent.manifest
     if left is None or right is None:
         return found
-    found += weights(left.weights, right.weights)
+    if candidate.open.observer.ranks == parent.open.observer.ranks:  # else each holds other parts of them
+        found += weights(left.weights, right.weights)
     ours, theirs = facts(left), facts(right)
     for section in [section for section in ours if section in theirs]:  # not knowing is no difference
         here, there = flat({section: ours[section]}), flat({section: theirs[section]})
@@ -109,10 +110,12 @@ def _summary(files: Mapping[str, str]) -> str:
 
 
 def weights_equal(candidate: Capture, parent: Capture) -> bool | None:
-    """Whether both loaded weights of equal digests; None where one does not say."""
+    """Whether both loaded weights of equal digests; None where one does not say, or they are split otherwise."""
     manifests = candidate.manifest, parent.manifest
     left, right = (None if manifest is None else manifest.weights for manifest in manifests)
     if left is None or right is None or left.algorithm != right.algorithm:
+        return None
+    if candidate.open.observer.ranks != parent.open.observer.ranks:
         return None
     return left.tensors == right.tensors
 

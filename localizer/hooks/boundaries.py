@@ -75,6 +75,7 @@ class Boundary:
         absent: parts that it does not have, with the reason.
         mixes: whether it mixes tokens; such layers are those that `--layers` counts.
         whole: whether what the layer returns as a module is its part `output`.
+        heads: whether its parts consist of heads: query and output of the query's, key and value of theirs.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Boundary:
     absent: dict[str, str] = field(default_factory=dict)
     mixes: bool = True
     whole: bool = True
+    heads: bool = False
 
 
 def _attention(name: str, layer: Any, eager: bool) -> Boundary | None:
@@ -95,7 +97,8 @@ def _attention(name: str, layer: Any, eager: bool) -> Boundary | None:
     absent = dict.fromkeys(("key", "value"), reason) if shared else {}
     before = tuple((part, part) for part in SITE_KINDS[:-1] if part not in absent)
     op = Op(impl, "forward", before, (("output", "output"),))
-    return Boundary(name, layer, (op,), tuple(part for part in SITE_KINDS if part not in absent), absent)
+    parts = tuple(part for part in SITE_KINDS if part not in absent)
+    return Boundary(name, layer, (op,), parts, absent, heads=True)
 
 
 def _latent_attention(name: str, layer: Any, eager: bool) -> Boundary | None:

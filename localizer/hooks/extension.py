@@ -56,7 +56,7 @@ def _install(worker: Any) -> None:
     spec = RunSpec.read(os.environ[SPEC_VARIABLE])
     runner = worker.model_runner
     end_with(spec.parent_pid)
-    ring = Sink(Ring(spec.ring), spec.writer_pid)
+    ring = Sink(Ring(spec.rings[worker.rank]), spec.writer_pids[worker.rank])
     device = torch.device(getattr(runner, "device", "cpu"))
     sink: Channel = ring if device.type == "cpu" else _device_sink(ring, device, spec)
     recorder = Recorder(sink)
@@ -113,10 +113,11 @@ def _arrange() -> None:
     load = worker_class.load_model
     if getattr(load, _ATTRIBUTE, False):
         return
+    spec = RunSpec.read(os.environ[SPEC_VARIABLE])
 
     @functools.wraps(load)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refusals.check(self)
+        refusals.check(self, len(spec.rings))
         result = load(self, *args, **kwargs)
         if not hasattr(self, _ATTRIBUTE):
             _install(self)
@@ -124,7 +125,7 @@ def _arrange() -> None:
 
     setattr(load_model, _ATTRIBUTE, True)
     worker_class.load_model = load_model
-    if RunSpec.read(os.environ[SPEC_VARIABLE]).weights:
+    if spec.weights:
         weights.arrange()
 
 
@@ -160,10 +161,21 @@ class LocalizerExtension(ChangesWorker):
         """Whether a recorded step is under way, from scheduling to the end of sampling."""
         return _recorder(self).in_step
 
-    def localizer_finish(self) -> dict[str, Any]:
-        """The run is over: close the ring and return facts, counts and errors of this worker."""
+    def localizer_close(self) -> bool:
+        """The run is over: close the ring; return whether recording went well up to here."""
         recorder = _recorder(self)
-        recorder.guarded(recorder.finish)()
+        recorder.guarded(recorder.close)()
+        return not recorder.guarded.broken
+
+    def localizer_finish(self, check: bool) -> dict[str, Any]:
+        """Return facts, counts and errors of this worker.
+
+        With `check` what was recorded is checked against itself. Workers compute together for that: it is for
+        all of them or none.
+        """
+        recorder = _recorder(self)
+        if check:
+            recorder.guarded(recorder.check)()
         worker: Any = self  # vLLM makes its worker class a heir of this one
         spec, runner = RunSpec.read(os.environ[SPEC_VARIABLE]), worker.model_runner
         tallies = getattr(self, _PROBES)

@@ -11,9 +11,14 @@ PATIENCE = 120.0
 
 
 class Later:
-    """A value that arrives later, perhaps from another thread."""
+    """A value that arrives later, perhaps from another thread.
+
+    Attributes:
+        ask: makes it arrive, called by whoever waits for it; None where it comes by itself.
+    """
 
     def __init__(self, convert: Callable[[Any], Any] | None = None) -> None:
+        self.ask: Callable[[], object] | None = None
         self._convert = convert
         self._arrived = threading.Event()
         self._value: Any = None
@@ -35,6 +40,8 @@ class Later:
         Raises:
             RuntimeError: it did not come.
         """
+        if self.ask is not None:
+            self.ask()
         if not self._arrived.wait(patience):
             raise RuntimeError(f"the tokens of a step did not come within {patience:.0f} seconds")
         if self._failed:

@@ -47,11 +47,11 @@ def tap_logits(
         kept.update(round=recorder.rounds, hidden=hidden_states.clone(), logits=None)
 
     def again() -> str | None:
-        if kept.get("logits") is None:
+        if "hidden" not in kept:
             return None
         with torch.inference_mode():
-            logits = compute(kept["hidden"])
-        if raw_bytes(logits) != raw_bytes(kept["logits"]):
+            logits = compute(kept["hidden"])  # also where another worker gathers them: all compute together
+        if kept["logits"] is not None and raw_bytes(logits) != raw_bytes(kept["logits"]):
             return f"the logits at {sites[1]} do not come again from the hidden states at {sites[0]}"
         return None
 

@@ -73,7 +73,7 @@ def run(spec: RunSpec, report: Reporter) -> None:
         outputs, seconds = run_round(llm, spec, names, sampling)
         report("round", round=number, outputs=outputs, seconds=seconds)
     generated = time.monotonic()
-    workers = llm.collective_rpc("localizer_finish") if spec.taps else []
+    workers = finished(llm) if spec.taps else []
     durations = {
         "import": imported - started,
         "load": ready - imported,
@@ -93,6 +93,13 @@ def run(spec: RunSpec, report: Reporter) -> None:
     shutdown = getattr(llm.llm_engine.engine_core, "shutdown", None)
     if shutdown is not None:
         shutdown()
+
+
+def finished(llm: Any) -> list[dict[str, Any]]:
+    """What the workers say at the end; they check what they recorded only if all have all of it."""
+    sound = all(llm.collective_rpc("localizer_close"))
+    found: list[dict[str, Any]] = llm.collective_rpc("localizer_finish", args=(sound,))
+    return found
 
 
 def described(facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from localizer.hooks.guard import Guard
 from localizer.hooks.later import Later
 from localizer.hooks.sink import Channel
+from localizer.wire.ranks import Naming
 from localizer.wire.spec import DRAFT, INPUT_IDS, POSITIONS, kept_sites
 
 
@@ -31,6 +32,8 @@ class Recorder:
         replays: full graphs of the "target" and of the "draft" that were replayed where no forward context
             tells of it, as by Model Runner V2.
         errors: why recording ended, and what is wrong with the capture.
+        naming: how the sites are called on this worker; here and in the taps they go by their names on a
+            single one.
         guarded: makes an action safe: its faults are noted and end the recording.
     """
 
@@ -56,6 +59,7 @@ class Recorder:
         self.ending: list[Callable[[], None]] = []
         self.checks: list[Callable[[], str | None]] = []
         self.errors: list[str] = []
+        self.naming = Naming()
         self.guarded = Guard("the observer stopped recording", self.errors)
 
     def register(
@@ -65,17 +69,20 @@ class Recorder:
         self._index = {name: number for number, (name, _) in enumerate(sites)}
         self._sites = list(sites)
         self.channel.message(
-            type="sites", sites=list(sites), not_applicable=not_applicable, untapped=untapped
+            type="sites",
+            sites=[(self.naming(name), rows) for name, rows in sites],
+            not_applicable={self.naming(name): why for name, why in not_applicable.items()},
+            untapped=untapped,
         )
 
     def add(self, site: str, rows: str) -> None:
         """Announce one more site, which is reached for the first time."""
         self._index[site] = len(self._index)
-        self.channel.message(type="site", name=site, rows=rows)
+        self.channel.message(type="site", name=self.naming(site), rows=rows)
 
     def absent(self, sites: dict[str, str]) -> None:
         """Say of sites that there are none, with the reason."""
-        self.channel.message(type="absent", sites=sites)
+        self.channel.message(type="absent", sites={self.naming(name): why for name, why in sites.items()})
 
     def knows(self, site: str) -> bool:
         """Whether a site is registered; others are not recorded."""
@@ -285,9 +292,17 @@ class Recorder:
         self.rounds += 1
         self.channel.message(type="round", names=names)
 
-    def finish(self) -> None:
-        """The run is over: nothing follows; what was recorded is checked against itself."""
+    def close(self) -> None:
+        """The run is over: nothing follows."""
         for report in self.ending:
             report()
         self.channel.close()
+
+    def check(self) -> None:
+        """Check what was recorded against itself."""
         self.errors += [complaint for check in self.checks if (complaint := check()) is not None]
+
+    def finish(self) -> None:
+        """Both, one after the other."""
+        self.close()
+        self.check()

@@ -122,6 +122,8 @@ class Steps:
             self._waiting = [item for item in self._waiting if not item.done]
             self._waiting.append(_Awaited(wait, later))
             output.get_output = self._waiting[-1]
+            if self.recorder.naming.rank:  # vLLM asks rank 0 alone
+                later.ask = self._waiting[-1]
 
     def _collect(self) -> None:
         """Ask for the tokens of steps that vLLM has run ahead of, and perhaps never asks for itself."""

@@ -10,7 +10,6 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -20,9 +19,11 @@ from localizer.hooks.boundaries import Boundary, Op, block, boundaries, choose, 
 from localizer.hooks.ingraph import Graphs, Group
 from localizer.hooks.logits import tap_logits
 from localizer.hooks.modules import ModuleTaps
+from localizer.hooks.ranks import gathered_elsewhere, naming
 from localizer.hooks.recorder import Recorder
 from localizer.hooks.replace import replace
 from localizer.hooks.runner_v1 import raw_model
+from localizer.wire import ranks
 from localizer.wire.spec import (
     ALL_ROWS,
     AUXILIARY,
@@ -107,10 +108,14 @@ def install(
         sites += [(name, DRAFT_ROWS) for name in names]
         sites += [(DRAFT + HIDDEN, DRAFT_LOGIT_ROWS), (DRAFT + LOGITS, DRAFT_LOGIT_ROWS)]
 
-    def matches(name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
+    recorder.naming = naming(vllm_config, tapped, draft_found)
+    elsewhere = gathered_elsewhere(model, recorder.naming)
+    absent |= elsewhere
 
-    sites = [(name, rows) for name, rows in sites if matches(name)]
+    def matches(name: str) -> bool:
+        return any(ranks.matches(recorder.naming(name), pattern) for pattern in patterns)
+
+    sites = [(name, rows) for name, rows in sites if matches(name) and name not in elsewhere]
     if not sites and level != MODULE:
         raise layout.CannotTap(f"no site matches --sites {' or '.join(patterns)}")
     recorder.register(sites, absent, untapped)

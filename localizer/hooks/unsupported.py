@@ -12,14 +12,24 @@ from localizer.hooks.layout import CannotTap
 from localizer.wire import unsupported
 
 
-def check(worker: Any) -> None:
-    """Check a worker that has not loaded its model yet.
+def check(worker: Any, ranks: int = 1) -> None:
+    """Check one of `ranks` workers, which has not loaded its model yet.
 
     Raises:
         CannotTap: what it is about to run cannot be captured.
     """
-    for sentence in reasons(getattr(worker, "vllm_config", None), getattr(worker, "model_runner", None)):
+    config = getattr(worker, "vllm_config", None)
+    for sentence in (*reasons(config, getattr(worker, "model_runner", None)), *parallel(config, ranks)):
         raise CannotTap(sentence)
+
+
+def parallel(config: Any, ranks: int) -> Iterator[str]:
+    """Why the workers with this configuration cannot be captured, of which there should be `ranks`."""
+    found = getattr(config, "parallel_config", None)
+    yield from (why for name, why in unsupported.PARALLEL.items() if getattr(found, name, 1) != 1)
+    there = getattr(found, "tensor_parallel_size", 1)
+    if there != ranks:
+        yield unsupported.OTHER_RANKS.format(there=there, ranks=ranks)
 
 
 def reasons(config: Any, runner: Any) -> Iterator[str]:

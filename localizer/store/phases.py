@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 
 import msgspec
@@ -12,11 +11,8 @@ from localizer.errors import DamagedCapture, LocalizerError
 from localizer.store import schema
 from localizer.store.reader import Capture
 from localizer.store.schema import Open
-from localizer.store.sets import RowSet, Stacked, Table
+from localizer.store.sets import RowSet, Stacked, Table, Windowed
 from localizer.store.trace import StepTrace
-
-WINDOW_ROWS = 4096
-"""Rows that are read at a time where all are looked at."""
 
 
 def phase_of(opening: Open) -> dict[str, tuple[int, str]]:
@@ -33,17 +29,12 @@ def phase_of(opening: Open) -> dict[str, tuple[int, str]]:
     }
 
 
-class Window(Stacked):
+class Window(Windowed):
     """The rows [start, stop) of an array over all rows of a capture."""
 
     def __init__(self, whole: Stacked, start: int, stop: int) -> None:
         self._whole, self._start = whole, start
         self.shape, self.dtype = (stop - start, *whole.shape[1:]), whole.dtype
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """The rows, some thousand at a time."""
-        starts = range(0, len(self), WINDOW_ROWS)
-        return (self._run(start, min(start + WINDOW_ROWS, len(self))) for start in starts)
 
     def _run(self, start: int, stop: int) -> np.ndarray:
         return self._whole[self._start + start : self._start + stop]
@@ -108,6 +99,11 @@ class Phase(Capture):
     def sets(self) -> list[RowSet]:
         """None: a set may hold rows of two phases."""
         return []
+
+    @property
+    def site_ranks(self) -> list[int]:
+        """The rank that recorded each site."""
+        return self._whole.site_ranks
 
     @property
     def payload(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 
 from localizer.errors import DamagedCapture, NotACapture
-from localizer.store import schema, tensors, trace
+from localizer.store import ranks, schema, tensors, trace
 from localizer.store.digest import BY_SITE, XXH3, row_digest, shard_algorithm
 from localizer.store.expected import applicable
 from localizer.store.schema import (
@@ -97,8 +98,17 @@ class Capture:
     def reasons(self) -> list[str]:
         """Why the capture is incomplete; empty when it is complete."""
         if self.manifest is None:
-            return ["it has no manifest: the run was killed, interrupted or failed"]
+            missing = [f"rank {rank} is missing" for rank in self.missing_ranks]
+            return ["it has no manifest: the run was killed, interrupted or failed", *missing]
         return list(self.manifest.reasons)
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Workers that left no rows, where others did or should have."""
+        if self.open.observer.ranks == 1 or not self.open.observer.taps:
+            return []
+        there = {int(match[1]) for file in self.files if (match := SHARD_NAME.fullmatch(file.name))}
+        return [rank for rank in range(self.open.observer.ranks) if rank not in there]
 
     @cached_property
     def requests(self) -> list[str]:
@@ -191,7 +201,8 @@ class Capture:
                 raise DamagedCapture(
                     f"{path} is damaged in line {number}; fetch the capture again."
                 ) from None
-            if not SHARD_NAME.fullmatch(shard.name) and not trace.NAME.fullmatch(shard.name):
+            match = SHARD_NAME.fullmatch(shard.name) or trace.NAME.fullmatch(shard.name)
+            if match is None or int(match[1]) >= self.open.observer.ranks:
                 raise DamagedCapture(f"{path} lists the foreign file {shard.name[:80]!r} in line {number}.")
             shards.append(shard)
         if len({shard.name for shard in shards}) != len(shards):
@@ -290,8 +301,8 @@ class Capture:
         """Sites in execution order."""
         if self.manifest is not None:
             return list(self.manifest.sites)
-        last = list(self._digest_shards.values())[-1:]
-        return list(last[0][1]) if last else []
+        last = {rank: sites for (rank, _), (_, sites) in self._digest_shards.items()}
+        return ranks.side_by_side([[(site.name, site) for site in sites] for sites in last.values()])
 
     @cached_property
     def _columns(self) -> dict[str, int]:
@@ -311,29 +322,121 @@ class Capture:
         sets: list[RowSet] = []
         for key in both:
             path, sites = digests[key]
-            count = _fitting(self._opened(rows[key]), self._opened(path), sites, self._columns)
+            rank, (columns, index) = key[0], self._columns_of_ranks[key[0]]
+            count = _fitting(self._opened(rows[key]), self._opened(path), sites, index)
             for site in sites:
                 if site.dtype and site.digest != self.sites[self._columns[site.name]].digest:
                     raise DamagedCapture(f"{path} is damaged: {site.name} has another digest elsewhere.")
-            target = np.array([self._columns[site.name] for site in sites], np.int64)
+            target = np.array([index[site.name] for site in sites], np.int64)
             order = None if np.array_equal(target, np.arange(len(target))) else np.argsort(target)
-            start = sets[-1].start + sets[-1].count if sets else 0
-            sets.append(RowSet(rows[key], path, payload.get(key), start, count, sites, order, self._opened))
+            start = sets[-1].start + sets[-1].count if sets and sets[-1].rank == rank else 0
+            kept = payload.get(key)
+            sets.append(RowSet(rows[key], path, kept, start, count, sites, order, self._opened, rank, columns))
         return sets
+
+    @cached_property
+    def _columns_of_ranks(self) -> dict[int, tuple[np.ndarray | slice, dict[str, int]]]:
+        """For each rank the columns of its sites in the table, and the order of these sites by name."""
+        if self.open.observer.ranks == 1:
+            return {0: (slice(None), self._columns)}
+        last = {rank: (path, sites) for (rank, _), (path, sites) in self._digest_shards.items()}
+        found: dict[int, tuple[np.ndarray | slice, dict[str, int]]] = {}
+        owners: dict[str, int] = {}
+        for rank, (path, sites) in last.items():
+            for site in sites:
+                if owners.setdefault(site.name, rank) != rank or site.name not in self._columns:
+                    raise DamagedCapture(
+                        f"{path} is damaged: it holds the site {site.name[:80]!r}, which is another rank's "
+                        "or which the manifest does not name."
+                    )
+            columns = np.sort(np.array([self._columns[site.name] for site in sites], np.int64))
+            found[rank] = columns, {self.sites[column].name: at for at, column in enumerate(columns)}
+        if len(owners) != len(self.sites) and not self.missing_ranks:
+            raise DamagedCapture(f"{self.folder} is damaged: no rank holds some of its sites.")
+        return found
+
+    @cached_property
+    def site_ranks(self) -> list[int]:
+        """The rank that recorded each site; 0 for one that none did."""
+        found = [0] * len(self.sites)
+        for rank, (columns, _) in self._columns_of_ranks.items():
+            for column in columns.tolist() if isinstance(columns, np.ndarray) else ():
+                found[column] = rank
+        return found
 
     @cached_property
     def table(self) -> Table:
         """The row table with its digests: the columns joined over all sets, the digests left in the files."""
-        if len(self.sets) == 1:
-            columns = self._row_table(self.sets[0].rows)
-        else:
-            total = sum(part.count for part in self.sets)
-            columns = {name: np.zeros(total, dtype) for name, dtype in COLUMNS.items()}
-            columns["prefix"] = np.zeros((total, DIGEST_BYTES), np.uint8)
-            for part in self.sets:
-                for name, column in self._row_table(part.rows).items():
-                    columns[name][part.start : part.start + part.count] = column
-        return Table(columns, columns.pop("prefix"), *stack(self.sets, len(self.sites)))
+        if self.open.observer.ranks == 1:
+            columns = self._rows_of(self.sets)
+            return Table(columns, columns.pop("prefix"), *stack(self.sets, len(self.sites)))
+        columns, parts = self._joined
+        if self.complete and self.short:
+            raise DamagedCapture(
+                f"{self.folder} is damaged: it is said to be complete, but {self.short[0]}; "
+                "fetch or make the capture again."
+            )
+        columns = dict(columns)
+        prefix = columns.pop("prefix")
+        return Table(columns, prefix, *ranks.join(parts, len(prefix), len(self.sites)))
+
+    def _rows_of(self, sets: Sequence[RowSet]) -> dict[str, np.ndarray]:
+        """Columns and prefixes of the row tables of some sets, one after the other."""
+        if len(sets) == 1:
+            return self._row_table(sets[0].rows)
+        total = sum(part.count for part in sets)
+        columns = {name: np.zeros(total, dtype) for name, dtype in COLUMNS.items()}
+        columns["prefix"] = np.zeros((total, DIGEST_BYTES), np.uint8)
+        for part in sets:
+            for name, column in self._row_table(part.rows).items():
+                columns[name][part.start : part.start + part.count] = column
+        return columns
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[RowSet]]:
+        """The sets of each rank that has any."""
+        found: dict[int, list[RowSet]] = {}
+        for part in self.sets:
+            found.setdefault(part.rank, []).append(part)
+        return found
+
+    @cached_property
+    def _joined(self) -> tuple[dict[str, np.ndarray], list[ranks.RankRows]]:
+        """The row table of the rank that has most rows, and what each rank has of it."""
+        totals = {rank: sum(part.count for part in sets) for rank, sets in self._by_rank.items()}
+        longest = max(totals, key=lambda rank: (totals[rank], -rank), default=0)
+        columns = self._rows_of(self._by_rank.get(longest, []))
+        found = []
+        for rank, sets in self._by_rank.items():
+            rows = 0
+            for part in sets:
+                same = part.count
+                if rank != longest:
+                    same = ranks.equal_rows(columns, self._row_table(part.rows), part.start)
+                rows += same
+                if same < part.count:
+                    break
+            mine = self._columns_of_ranks[rank][0]
+            assert isinstance(mine, np.ndarray)
+            found.append(ranks.RankRows(rank, sets, mine, rows))
+        return columns, found
+
+    @cached_property
+    def short(self) -> list[str]:
+        """Which ranks lack rows that another one has, in sentences; none where there is one rank."""
+        if self.open.observer.ranks == 1:
+            return []
+        columns, parts = self._joined
+        total, found = len(columns["position"]), []
+        for rank in self.missing_ranks if total else ():
+            found.append(f"rank {rank} is missing")
+        for part in parts:
+            if part.rows < sum(item.count for item in part.sets):
+                step = int(columns["step"][part.rows])
+                found.append(f"rank {part.rank} has other rows than the others from step {step} on")
+            elif part.rows < total:
+                found.append(f"rank {part.rank} has {part.rows:,} of {total:,} rows")
+        return found
 
     def _row_table(self, path: Path) -> dict[str, np.ndarray]:
         """The columns and prefixes of one set."""
@@ -357,11 +460,31 @@ class Capture:
 
     @cached_property
     def steps(self) -> list[StepTrace]:
-        """The schedule trace: what each step was asked for; empty where a capture has none."""
+        """The schedule trace: what each step was asked for; empty where a capture has none.
+
+        Of several ranks, which are scheduled alike, it is that of the lowest.
+        """
+        return self._trace(self.scheduled_by)
+
+    @cached_property
+    def _traced(self) -> list[tuple[int, int, Shard]]:
+        """The shards of the schedule trace by rank and number."""
         named = [(file, match) for file in self.files if (match := trace.NAME.fullmatch(file.name))]
-        named.sort(key=lambda item: (int(item[1][1]), int(item[1][2])))
-        found = [trace.read(self._path(file), len(self.requests)) for file, _ in named]
-        return [step for steps in found for step in steps]
+        return sorted(((int(match[1]), int(match[2]), file) for file, match in named), key=lambda item: item[:2])
+
+    @property
+    def scheduled_by(self) -> int:
+        """The lowest rank that has a schedule trace."""
+        return self._traced[0][0] if self._traced else 0
+
+    def _trace(self, rank: int) -> list[StepTrace]:
+        shards = [file for owner, _, file in self._traced if owner == rank]
+        return [step for file in shards for step in trace.read(self._path(file), len(self.requests))]
+
+    def traces(self) -> Iterator[tuple[int, list[StepTrace]]]:
+        """The schedule trace of each rank that has one."""
+        for rank in dict.fromkeys(owner for owner, _, _ in self._traced):
+            yield rank, self._trace(rank)
 
     @cached_property
     def payload(self) -> dict[str, int]:
@@ -378,9 +501,9 @@ class Capture:
         Raises:
             DamagedCapture: it does not have the digest that the table gives.
         """
-        if site not in self.payload or not 0 <= row < len(self.table):
+        if site not in self.payload or not 0 <= row < self._rows_at(site):
             return None
-        part = self.sets[bisect_right(self.sets, row, key=lambda part: part.start) - 1]
+        part = self._set_of(site, row)
         if not part.keeps(site):
             return None
         self._check_kept(part, site)
@@ -405,11 +528,23 @@ class Capture:
 
     def damaged_row(self, site: str, row: int) -> DamagedCapture:
         """What is said of a stored row that does not have its digest."""
-        part = self.sets[bisect_right(self.sets, row, key=lambda part: part.start) - 1]
+        part = self._set_of(site, row)
         return DamagedCapture(
             f"{part.payload} is damaged: row {row} of {site} does not have its digest; "
             "fetch or make the capture again."
         )
+
+    def _rows_at(self, site: str) -> int:
+        """How many of the first rows of the table the rank of a site has."""
+        if self.open.observer.ranks == 1:
+            return len(self.table)
+        rank = self.site_ranks[self._columns[site]]
+        return sum(part.rows for part in self._joined[1] if part.rank == rank)
+
+    def _set_of(self, site: str, row: int) -> RowSet:
+        """The set of the site's rank that holds a row."""
+        sets = self._by_rank[self.site_ranks[self._columns[site]]]
+        return sets[bisect_right(sets, row, key=lambda part: part.start) - 1]
 
     def _check_kept(self, part: RowSet, site: str) -> None:
         """Check, once, which rows of a set are said to be kept of a site."""

@@ -35,10 +35,11 @@ from localizer.store.schema import (
     token_ids,
 )
 from localizer.store.trace import StepTrace
+from localizer.wire import ranks
 from localizer.wire.spec import DRAFT, INPUT_IDS, TOKEN
 
 TOKEN_SITES = frozenset({INPUT_IDS, DRAFT + INPUT_IDS, TOKEN})
-"""Sites whose rows are token ids."""
+"""Sites whose rows are token ids, as they are called on a single worker."""
 
 LEFT_OUT = (
     "prompts",
@@ -151,7 +152,8 @@ class Redactor:
         found = np.array(digest)
         for column, site in enumerate(sites):
             rows = np.flatnonzero(present[:, column])
-            plain = self.told(site, prefix[rows]) if site in TOKEN_SITES else None
+            base = ranks.base(site)
+            plain = self.told(base, prefix[rows]) if base in TOKEN_SITES else None
             for number, row in enumerate(rows.tolist()):
                 old = digest[row, column].tobytes()
                 if plain[number] if plain is not None else old in kept:

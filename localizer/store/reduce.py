@@ -72,7 +72,10 @@ def kept_digests(capture: Capture, cut: Cut) -> set[bytes]:
 
 def _blocks(capture: Capture, cells: np.ndarray) -> np.ndarray:
     """uint8 [cells, 16]: the digests of some cells of the table."""
-    found = [part.digest(0, part.count)[cells[part.start : part.start + part.count]] for part in capture.sets]
+    found = [
+        part.digest(0, part.count)[cells[part.start : part.start + part.count, part.columns]]
+        for part in capture.sets
+    ]
     return np.concatenate(found) if found else np.zeros((0, schema.DIGEST_BYTES), np.uint8)
 
 
@@ -187,10 +190,10 @@ def _arrays(
         present = part.present(0, part.count) & cut.digests[rows, None]
         digest = np.where(present[:, :, None], part.digest(0, part.count), 0).astype(np.uint8)
         if redactor is not None:
-            names = [site.name for site in capture.sites]
+            names = [site.name for site in part.ordered]
             digest = redactor.digests(names, digest, present, prefix, kept)
         packed = np.packbits(present, axis=1, bitorder="little")
-        return {"digest": digest, "present": packed}, _facts(capture, part)
+        return {"digest": digest, "present": packed}, _facts(part)
     found: dict[str, np.ndarray] = {}
     assert part.payload is not None
     for column, site in enumerate(capture.sites):
@@ -203,10 +206,9 @@ def _arrays(
     return found, part.open(part.payload).metadata
 
 
-def _facts(capture: Capture, part: RowSet) -> str:
+def _facts(part: RowSet) -> str:
     """The metadata of a digest shard whose sites are in the order of the capture."""
-    sites = {site.name: site for site in part.sites}
-    ordered = [msgspec.to_builtins(sites[site.name]) for site in capture.sites]
+    ordered = [msgspec.to_builtins(site) for site in part.ordered]
     algorithm = shard_algorithm([site.digest for site in part.sites])
     return json.dumps({"algorithm": algorithm, "sites": ordered})
 
@@ -219,13 +221,10 @@ def _manifest(
         manifest = redactor.manifest(capture, manifest)
     missing = int((~cut.digests).sum())
     if missing:
-        held = sum(
-            (
-                (part.present(0, part.count) & cut.digests[part.start : part.start + part.count, None]).sum(0)
-                for part in capture.sets
-            ),
-            start=np.zeros(len(capture.sites), np.int64),
-        )
+        held = np.zeros(len(capture.sites), np.int64)
+        for part in capture.sets:
+            kept = part.present(0, part.count) & cut.digests[part.start : part.start + part.count, None]
+            held[part.columns] += kept.sum(axis=0)
         coverage = {
             site.name: Coverage(expected=manifest.coverage[site.name].expected, recorded=int(count))
             for site, count in zip(capture.sites, held, strict=True)

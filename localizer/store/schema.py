@@ -18,6 +18,7 @@ from localizer.store.digest import ALGORITHMS, XXH3
 from localizer.store.dtypes import NUMPY
 from localizer.store.interventions import Course, Intervention
 from localizer.store.tensors import is_shape
+from localizer.wire.ranks import MOST_RANKS
 from localizer.store.types import (
     LEAST,
     MAX_ITEMS,
@@ -263,6 +264,7 @@ class Observer(Record, frozen=True, kw_only=True):
     Attributes:
         graph_rows, graph_memory: limits of taps inside full graphs, rows and bytes; None without one.
         graph_taps: what they were expected to need; None where there are none, or that was not known.
+        ranks: workers that were recorded, each in its folder `rank-N`.
     """
 
     taps: bool
@@ -280,6 +282,7 @@ class Observer(Record, frozen=True, kw_only=True):
     graph_memory: Count | None = None
     graph_taps: GraphTaps | None = None
     probes: Annotated[tuple[str, ...], Few] = ()
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
 
 
 class Reduced(Record, frozen=True, kw_only=True):

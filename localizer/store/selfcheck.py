@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
 from localizer.store.expected import applicable, is_draft
 from localizer.store.reader import Capture
 from localizer.store.schema import UNFINISHED, Output
+from localizer.store.trace import StepTrace
 from localizer.wire.spec import TOKEN_ROWS
 
 
@@ -79,6 +81,29 @@ def unfinished(outputs: Sequence[Output]) -> list[str]:
     if odd:
         reasons.append(f"{len(odd)} requests lack logprobs of returned tokens, first {odd[0]}")
     return reasons
+
+
+ASKED = ("step", "requests", "scheduled", "computed", "cached", "drafts")
+"""What is asked of all workers alike in a step."""
+
+
+def apart(capture: Capture) -> list[str]:
+    """Where the workers of a capture did not do the same, in sentences; empty if they did."""
+    reasons = list(capture.short)
+    for rank, steps in capture.traces():
+        if rank == capture.scheduled_by:
+            continue
+        pairs = zip_longest(capture.steps, steps)
+        odd = next((one or other for one, other in pairs if _asked(one) != _asked(other)), None)
+        if odd is not None:
+            reasons.append(
+                f"rank {rank} was scheduled other steps than rank {capture.scheduled_by}, first step {odd.step}"
+            )
+    return reasons
+
+
+def _asked(trace: StepTrace | None) -> list[object] | None:
+    return None if trace is None else [getattr(trace, name) for name in ASKED]
 
 
 def mistraced(capture: Capture, counts: Mapping[str, int]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,6 +12,10 @@ import numpy as np
 from localizer.errors import DamagedCapture
 from localizer.store.schema import DIGEST_BYTES, ROW_INDEX, Site
 from localizer.store.tensors import Header, TensorFile
+
+
+WINDOW_ROWS = 4096
+"""Rows that are read at a time where all are looked at, of an array that has no sets of its own."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class RowSet:
         sites: in the order of the digest shard.
         order: int64 [sites], for each site of the capture its place in `sites`; None where that is the same.
         open: gives the file at a path; a capture has too many of them to keep what they say of themselves.
+        rank: who computed them. Of several ranks each has only some sites of the capture: `order` is of those.
+        columns: which sites of the capture these are, as an index; all where there is one rank.
     """
 
     rows: Path
@@ -34,6 +40,13 @@ class RowSet:
     sites: tuple[Site, ...]
     order: np.ndarray | None
     open: Callable[[Path], TensorFile]
+    rank: int = 0
+    columns: np.ndarray | slice = field(default_factory=lambda: slice(None))
+
+    @property
+    def ordered(self) -> Sequence[Site]:
+        """The sites in the order of the capture."""
+        return self.sites if self.order is None else [self.sites[index] for index in self.order]
 
     def digest(self, start: int, stop: int) -> np.ndarray:
         """uint8 [stop - start, sites, 16]: digests of rows of this set, sites as in the capture."""
@@ -189,6 +202,15 @@ class Stacked:
             low = int(within.min())
             found[mine] = self._read(part, low, int(within.max()) + 1)[within - low]
         return found
+
+
+class Windowed(Stacked):
+    """An array that is made of others: `_run` and `_pick` give its rows."""
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The rows, some thousand at a time."""
+        starts = range(0, len(self), WINDOW_ROWS)
+        return (self._run(start, min(start + WINDOW_ROWS, len(self))) for start in starts)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from localizer.store.archive import Archive, check, named
 from localizer.store.digest import row_digest
 from localizer.store.expected import applicable
 from localizer.store.reader import Capture
-from localizer.store.selfcheck import mistraced, unaccounted, unfinished
+from localizer.store.selfcheck import apart, mistraced, unaccounted, unfinished
 
 SOUND, DAMAGED, INCOMPLETE = "sound", "damaged", "incomplete"
 
@@ -91,15 +91,16 @@ def check_payload(capture: Capture) -> None:
     Raises:
         DamagedCapture: one has not.
     """
-    columns = {site.name: number for number, site in enumerate(capture.sites)}
     for part in capture.sets:
         sites = part.kept()
         if not sites:
             continue
+        ordered = part.ordered
+        columns = {site.name: number for number, site in enumerate(ordered)}
         digest, present = part.digest(0, part.count), part.present(0, part.count)
         for name in sites:
             rows, column = part.kept_rows(name), columns[name]
-            algorithm = capture.sites[column].digest
+            algorithm = ordered[column].digest
             assert part.payload is not None
             kept = part.open(part.payload).array(name)
             for row, stored, wanted, there in zip(
@@ -123,7 +124,7 @@ def check_coverage(capture: Capture) -> None:
     reasons += unfinished(capture.manifest.outputs)
     if capture.open.observer.taps:
         reasons += unaccounted(capture, capture.manifest.outputs)
-    reasons += mistraced(capture, counts)
+    reasons += mistraced(capture, counts) + apart(capture)
     if reasons:
         raise DamagedCapture(
             f"{capture.folder} is damaged: it is said to be complete, but {reasons[0]}; "

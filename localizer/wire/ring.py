@@ -245,9 +245,7 @@ class Ring:
             RingError: there is one already.
         """
         if self._words[_ATTACHED]:
-            raise RingError(
-                "the ring has a producer already: captures of several workers are not supported yet"
-            )
+            raise RingError("the ring has a producer already")
         self._words[_ATTACHED] = 1
 
     def warm(self) -> None:

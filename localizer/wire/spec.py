@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from localizer.wire import ranks
+
 SPEC_VARIABLE = "LOCALIZER_RUN"
 """Environment variable that holds the path of the specification file, inherited by every vLLM process."""
 
@@ -90,8 +92,8 @@ class RunSpec:
         probes: functions whose calls are counted, as `localizer.wire.probe` reads them.
         taps: False for an untapped run: only the returned tokens are kept.
         intervention: fields of `localizer.wire.phases.Intervention`; None where nothing is changed.
-        ring: path of the ring, opened by the worker.
-        writer_pid: process id of the consumer of the ring.
+        rings: for each rank the path of its ring, opened by the worker.
+        writer_pids: for each the process id of the consumer of its ring.
         parent_pid: process id of localize, with which every process of the run ends.
     """
 
@@ -112,8 +114,8 @@ class RunSpec:
     probes: list[str] = field(default_factory=list)
     taps: bool = True
     intervention: dict[str, Any] | None = None
-    ring: str = ""
-    writer_pid: int = 0
+    rings: list[str] = field(default_factory=list)
+    writer_pids: list[int] = field(default_factory=list)
     parent_pid: int = 0
 
     def write(self, path: Path) -> None:
@@ -137,11 +139,12 @@ def kept_sites(sites: Sequence[tuple[str, str]], choice: str) -> frozenset[str] 
     """
     if choice == "all":
         return None
-    names = [name for name, rows in sites if rows == ALL_ROWS and name not in (INPUT_IDS, POSITIONS)]
+    inputs = (INPUT_IDS, POSITIONS)
+    names = [name for name, rows in sites if rows == ALL_ROWS and ranks.base(name) not in inputs]
     if choice == "none" or not names:
         return frozenset()
-    layer = names[0].rpartition("/")[0]
-    return frozenset(name for name in names if name.rpartition("/")[0] == layer)
+    layers = [ranks.base(name).rpartition("/")[0] for name in names]
+    return frozenset(name for name, layer in zip(names, layers, strict=True) if layer == layers[0])
 
 
 def parse_indices(text: str, count: int) -> list[int]:

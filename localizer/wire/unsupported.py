@@ -35,6 +35,30 @@ ENCODER_DECODER = (
 
 POOLING = "pooling models return no tokens, and localizer compares what generates; name a model that does"
 
+PARALLEL = {
+    f"{kind}_parallel_size": f"{kind.replace('_', ' ')} parallelism is not supported yet, of several workers "
+    f"only tensor_parallel_size; leave {kind}_parallel_size out of --engine, {_TOKENS_ALONE}"
+    for kind in ("pipeline", "data", "decode_context", "prefill_context")
+}
+"""Engine arguments that make several workers in a way that cannot be captured -> what is said of them."""
+
+RANKS = "tensor_parallel_size is a number of workers from 1 to {most}; set it so with --engine"
+
+MODULES_OF_RANKS = (
+    "modules of several workers cannot be tapped, for it is not known which part of a module's output each "
+    f"has; leave out --level module or tensor_parallel_size, {_TOKENS_ALONE}"
+)
+
+EXECUTOR = (
+    "several workers are captured only if vLLM starts them itself on this machine; "
+    f"leave distributed_executor_backend out of --engine, {_TOKENS_ALONE}"
+)
+
+OTHER_RANKS = (
+    "vLLM started {there} workers instead of the {ranks} that its engine arguments ask for; "
+    f"set tensor_parallel_size with --engine, {_TOKENS_ALONE}"
+)
+
 _ROW_DIGEST = "leave out --row-digest device, and rows are hashed on the host"
 
 ROW_DIGEST_PLATFORM = f"rows are hashed on the device only where that is a CUDA GPU; {_ROW_DIGEST}"

@@ -83,7 +83,7 @@ def test_the_manifest_makes_a_sound_capture(tmp_path: Path) -> None:
         },
         left_processes=1,
         left_shared_memory={"psm_1": "removed"},
-        written=written(sites=sites, expected=rows, recorded=rows, peak_memory=6, not_applicable={"x": "no"}),
+        written={0: written(sites=sites, expected=rows, recorded=rows, peak_memory=6, not_applicable={"x": "no"})},
     )
     finalise(folder, heard, 0, 2.5)
     assert verify(folder).state == "sound"
@@ -105,7 +105,7 @@ def test_what_the_writer_wrote_must_be_there(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("LOCALIZER_FILE_WAIT", "0")
     folder = write(tmp_path, Plan(manifest=False))
     size = (folder / "journal.jsonl").stat().st_size
-    heard = Heard(done={"workers": []}, written=written(journal=size + 1))
+    heard = Heard(done={"workers": []}, written={0: written(journal=size + 1)})
     with pytest.raises(LocalizerError, match=r"lacks journal.jsonl after 0 seconds"):
         finalise(folder, heard, 0, 1.0)
     assert not (folder / "manifest.json").exists()

@@ -31,7 +31,7 @@ def watching(heard: list[tuple[str, dict[str, Any] | None]]) -> Any:
     session._source = SimpleNamespace(poll=lambda: None, pid=0)  # type: ignore[assignment]
     session._opening = SimpleNamespace(workload=SimpleNamespace(matrix=[1], repeats=1))  # type: ignore[assignment]
     session._shared = SimpleNamespace(look=lambda group: None)  # type: ignore[assignment]
-    session._ring = SimpleNamespace(progress=(0, 0, 0))  # type: ignore[assignment]
+    session._rings = [SimpleNamespace(progress=(0, 0, 0))]  # type: ignore[list-item]
     session._queue = module.queue.Queue()
     for item in heard:
         session._queue.put(item)
@@ -39,16 +39,16 @@ def watching(heard: list[tuple[str, dict[str, Any] | None]]) -> Any:
 
 
 def test_the_writer_may_be_done_before_the_source_has_said_so() -> None:
-    session = watching([("writer", {"event": "written"}), ("writer", None), ("source", {"event": "done"})])
+    session = watching([(0, {"event": "written"}), (0, None), ("source", {"event": "done"})])
     session._watch()
-    assert session._heard.written == {"event": "written"}
+    assert session._heard.written == {0: {"event": "written"}}
     assert session._heard.done == {"event": "done"}
 
 
 @pytest.mark.parametrize("last", [None, {"event": "failed", "what": "stream", "reason": "it broke"}])
 def test_a_writer_that_fails_ends_the_capture(last: dict[str, Any] | None) -> None:
     with pytest.raises(CaptureFailed, match=r"ended early \((it was killed|it broke)\)"):
-        watching([("writer", last)])._watch()
+        watching([(0, last)])._watch()
 
 
 def test_errors_of_the_system_are_told_apart(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         rounds=[["r00.00"], ["r01.00", "r01.01"]],
         layers="0,2-3",
         taps=False,
-        ring="/proc/1/fd/3",
-        writer_pid=2,
+        rings=["/proc/1/fd/3", "/proc/1/fd/4"],
+        writer_pids=[2, 5],
         parent_pid=1,
     )
     spec.write(tmp_path / "run.json")
