@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 from rounds import record
 from toy import VOCABULARY, Change, attention, bump, put, toy_row, toy_token
 
+from localizer.capture.ranks import merged
 from localizer.store import schema, tensors
 from localizer.store.digest import XXH3
 from localizer.store.interventions import Intervention
@@ -34,6 +36,7 @@ from localizer.store.schema import (
 )
 from localizer.store.trace import TraceWriter
 from localizer.store.writer import RankWriter
+from localizer.wire.ranks import Naming
 from localizer.wire.rowsum import ROWSUM
 from localizer.wire.spec import (
     ALL_ROWS,
@@ -84,6 +87,9 @@ class Plan:
         manifested: further fields of the manifest.
         intervention: what open.json says of phases; `repeats` are then the passes of all of them.
         cached: prompt tokens taken from the prefix cache, by request, as vLLM returned it.
+        ranks: workers; each computes the rows of a single one, and calls its sites as `named` says.
+        absent_ranks: those of them that leave nothing.
+        cut: steps after which a rank ends, by rank.
         proposals: tokens proposed after (request, base position) where they are not the toy draft's.
     """
 
@@ -123,6 +129,9 @@ class Plan:
     intervention: Intervention | None = None
     cached: Mapping[str, int] = field(default_factory=dict)
     layouts: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    ranks: int = 1
+    absent_ranks: frozenset[int] = frozenset()
+    cut: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
@@ -156,8 +165,9 @@ class Plan:
             known.append(toy_token(known))
         return known[len(self.prompt(request)) :]
 
-    def sites(self) -> list[Site]:
-        """All sites in execution order, with their layouts."""
+    def sites(self, rank: int = 0) -> list[Site]:
+        """All sites of a rank in execution order, with their layouts."""
+        naming = named(rank, self.ranks)
         shapes = {
             "query": (HEADS, HEAD_DIM),
             "key": (1, HEAD_DIM),
@@ -190,10 +200,21 @@ class Plan:
             sites.append(_site(DRAFT + HIDDEN, DRAFT_LOGIT_ROWS, self.dtype, (WIDTH,)))
             sites.append(_site(DRAFT + LOGITS, DRAFT_LOGIT_ROWS, self.dtype, (VOCABULARY,)))
         sites.append(_site(TOKEN, TOKEN_ROWS, "int64", ()))
-        return [
+        sites = [
             _site(site.name, site.rows, *self.layouts[site.name]) if site.name in self.layouts else site
             for site in sites
         ]
+        return [msgspec.structs.replace(site, name=naming(site.name)) for site in sites]
+
+
+def named(rank: int, ranks: int) -> Naming:
+    """What a rank of the toy model holds: the part of its number of queries, keys, values and outputs.
+
+    Its range is as large as all of them on a single worker; so the numbers differ from that one's.
+    """
+    layers = range(64)
+    held = {attention(layer, kind): (rank, ranks, False) for layer in layers for kind in SITE_KINDS}
+    return Naming(rank, ranks, held | {DRAFT + name: part for name, part in held.items()})
 
 
 def write(root: Path, plan: Plan) -> Path:
@@ -203,23 +224,41 @@ def write(root: Path, plan: Plan) -> Path:
     tensors.replace(folder / schema.OPEN, schema.encode(_open(plan)))
     (folder / schema.JOURNAL).touch()
     (folder / schema.LOG).write_text("a synthetic capture\n")
-    prompts = [plan.prompt(request) for request in plan.requests]
-    writer = RankWriter(folder, 0, plan.requests, prompts)
-    writer.register([bare(site) for site in ([] if plan.only_tokens else plan.sites())], plan.payload)
-    trace = TraceWriter(folder, 0, plan.requests) if plan.traced else None
-    if not plan.only_tokens:
-        record(writer, plan, trace)
-    summary = writer.close()
-    traced = {} if trace is None else {"traced_steps": trace.close()}
+    written = {
+        rank: _write_rank(folder, plan, rank) for rank in range(plan.ranks) if rank not in plan.absent_ranks
+    }
     if plan.manifest:
-        counts = summary.counts | traced
+        report = merged(written)
         coverage = {
-            site.name: Coverage(expected=summary.expected[site.name], recorded=summary.recorded[site.name])
-            for site in summary.sites
+            name: Coverage(expected=expected, recorded=report["recorded"][name])
+            for name, expected in report["expected"].items()
         }
-        manifest = _manifest(plan, folder, summary.sites, coverage, counts)
+        sites = [site["site"] for site in report["sites"]]
+        manifest = _manifest(plan, folder, sites, coverage, report["counts"])
         tensors.replace(folder / schema.MANIFEST, schema.encode(manifest))
     return folder
+
+
+def _write_rank(folder: Path, plan: Plan, rank: int) -> dict[str, Any]:
+    """Write the rows of one rank; return what its writer would say."""
+    prompts = [plan.prompt(request) for request in plan.requests]
+    writer = RankWriter(folder, rank, plan.requests, prompts)
+    sites = [] if plan.only_tokens else plan.sites(rank)
+    writer.register([bare(site) for site in sites], plan.payload)
+    trace = TraceWriter(folder, rank, plan.requests) if plan.traced else None
+    if not plan.only_tokens:
+        record(writer, plan, trace, rank)
+    summary = writer.close()
+    traced = {} if trace is None else {"traced_steps": trace.close()}
+    return {
+        "sites": [{"name": site.name, "site": site} for site in summary.sites],
+        "expected": summary.expected,
+        "recorded": summary.recorded,
+        "counts": summary.counts | traced,
+        "complaints": summary.complaints,
+        "journal": 0,
+        **dict.fromkeys(("not_applicable", "untapped", "code"), {}),
+    }
 
 
 def drafted(site: str, step: int) -> str:
@@ -270,7 +309,9 @@ def _open(plan: Plan) -> Open:
             engine=dict(plan.engine),
         ),
         environment=dict(plan.environment),
-        observer=Observer(taps=not plan.only_tokens, layers=plan.observed, payload="all", changes=[]),
+        observer=Observer(
+            taps=not plan.only_tokens, layers=plan.observed, payload="all", changes=[], ranks=plan.ranks
+        ),
         intervention=plan.intervention,
     )
 

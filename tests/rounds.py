@@ -58,9 +58,9 @@ class Request:
         return known[base + 2 :]
 
 
-def record(writer: RankWriter, plan: Plan, trace: TraceWriter | None = None) -> None:
+def record(writer: RankWriter, plan: Plan, trace: TraceWriter | None = None, rank: int = 0) -> None:
     """Compute the rounds one after the other: prompts in chunks, then token by token or draft by draft."""
-    sites = plan.sites()
+    sites = plan.sites(rank)
     for index, site in enumerate(sites):
         writer.layout(index, site.dtype, site.shape or (), plan.digest(site))
     step = 0
@@ -70,6 +70,8 @@ def record(writer: RankWriter, plan: Plan, trace: TraceWriter | None = None) -> 
             trace.round({f"{name}-internal": name for name in names})
         requests = [Request(plan, name) for name in names]
         while scheduled := {request: rows for request in requests if (rows := request.next_rows())}:
+            if step >= plan.cut.get(rank, step + 1):
+                return
             if trace is not None:
                 trace.step(schedule(step, scheduled))
             _step(writer, plan, sites, step, scheduled)

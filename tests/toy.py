@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from localizer.store.dtypes import NUMPY
 from localizer.store.prefix import prefix_digest
 from localizer.store.schema import Site
+from localizer.wire import ranks
 from localizer.wire.spec import DRAFT, INPUT_IDS, LOGITS, POSITIONS
 
 VOCABULARY = 16
@@ -37,10 +39,11 @@ def toy_row(tokens: Sequence[int], site: Site, salt: bytes = b"", peak: int = -1
     """The row of a site at the last of `tokens`; `peak` is where logits are highest."""
     shape = site.shape or ()
     inputs = {INPUT_IDS: tokens[-1], POSITIONS: len(tokens) - 1}
-    name = site.name.removeprefix(DRAFT)
+    held = ranks.parse(site.name)
+    name = held.base.removeprefix(DRAFT)
     if name in inputs:
         return np.full(shape, inputs[name], NUMPY[site.dtype])
-    seed = int.from_bytes(prefix_digest(tokens, salt + site.name.encode())[:8], "little")
+    seed = int.from_bytes(prefix_digest(tokens, salt + replace(held, rank=None).name.encode())[:8], "little")
     random = np.random.Generator(np.random.PCG64(seed))
     if NUMPY[site.dtype].kind in "iu":
         return random.integers(1, 100, shape).astype(NUMPY[site.dtype])

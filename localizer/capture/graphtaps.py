@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from localizer.errors import LocalizerError
 from localizer.store.schema import GraphTaps
+from localizer.wire.ranks import matches
 from localizer.wire.spec import DRAFT, HIDDEN, LOGITS, SITE_KINDS, parse_indices
 
 MOST_ROWS = 512
@@ -127,7 +127,7 @@ def _layers(config: Mapping[str, Any], prefix: str, layers: str, sites: Sequence
 
 
 def _wanted(name: str, sites: Sequence[str]) -> bool:
-    return not sites or any(fnmatchcase(name, pattern) for pattern in sites)
+    return not sites or any(matches(name, pattern) for pattern in sites)
 
 
 def _element_size(engine: Mapping[str, Any]) -> int:

@@ -44,5 +44,5 @@ def told(sentences: Sequence[Sequence[str]]) -> list[str]:
 def named(what: str, several: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Processes of all ranks by name: `what`, or `what-N` where there are several."""
     if len(several) == 1:
-        return {what: one for one in several.values()}
+        return {what: next(iter(several.values()))}
     return {f"{what}-{rank}": several[rank] for rank in sorted(several)}

@@ -277,9 +277,7 @@ class _Session:
         steps = self._rings[0].progress[0] if self._rings else 0
         tokens = sum(len(output.tokens) for output in self._heard.outputs)
         work = self._opening.workload
-        self._progress.advance(
-            len(self._heard.round_seconds), len(work.matrix) * work.repeats, steps, tokens
-        )
+        self._progress.advance(len(self._heard.round_seconds), len(work.matrix) * work.repeats, steps, tokens)
 
     def _source_failed(self) -> CaptureFailed:
         assert self._source is not None

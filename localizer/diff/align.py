@@ -26,6 +26,7 @@ class Alignment:
         candidate_sites, parent_sites: int64 [sites], their columns in the two tables.
         candidate_only, parent_only: names of the sites that only one side holds.
         other_digest: sites that both hold, but with digests of these two algorithms: never compared.
+        owners: the candidate's rank that recorded each shared site, by name; empty where there is one rank.
     """
 
     by: str
@@ -39,6 +40,7 @@ class Alignment:
     candidate_only: tuple[str, ...]
     parent_only: tuple[str, ...]
     other_digest: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    owners: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.candidate)
@@ -76,7 +78,15 @@ def align(candidate: Capture, parent: Capture) -> Alignment:
         candidate_only=tuple(name for name in ours if name not in theirs),
         parent_only=tuple(name for name in theirs if name not in ours),
         other_digest={name: algorithms[name] for name in both if name not in shared},
+        owners=owners(candidate),
     )
+
+
+def owners(capture: Capture) -> dict[str, int]:
+    """The rank that recorded each site, by name; empty where there is one rank."""
+    if capture.open.observer.ranks == 1:
+        return {}
+    return {site.name: rank for site, rank in zip(capture.sites, capture.site_ranks, strict=True)}
 
 
 def pair_rows(candidate: Table, parent: Table, *, with_request: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -49,7 +49,7 @@ class Feeding:
         places = [place(name) for name in alignment.sites]
         inside = [i for i, where in enumerate(places) if where.stage == INSIDE]
         lacking = any(
-            place(name).stage == INSIDE
+            place(name).stage == INSIDE and not place(name).suffix
             for name in (*alignment.candidate_only, *alignment.parent_only, *alignment.other_digest)
         )
         final = [i for i, where in enumerate(places) if where.name == HIDDEN]

@@ -27,7 +27,7 @@ def key_value_rows(
     """
     row = int(alignment.candidate[pair])
     position = int(candidate.table.columns["position"][row])
-    names = key_value_sites(output.layer, alignment.sites)
+    names = key_value_sites(output, alignment.sites, alignment.owners)
     sites = [index for index, name in enumerate(alignment.sites) if name in names]
     nothing = KeyValueRows(positions=position, equal=0, differ=0, not_compared=position)
     if len(sites) < 2:

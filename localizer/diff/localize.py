@@ -263,7 +263,7 @@ class Localizer:
         pair, site = int(self.order.pairs[number]), int(self.order.site[number])
         row, other = int(self._alignment.candidate[pair]), int(self._alignment.parent[pair])
         compared = self._comparison.compared[pair].tolist()
-        after = upstream(self._places, site, compared)
+        after = upstream(self._places, site, compared, self._alignment.owners)
         before = self._places[site]
         start = None if after is None else self._places[after]
         blame = blame_of(start, before)
@@ -294,7 +294,9 @@ class Localizer:
             values=detail.values,
             logits=self._details.logits(row, other, name) if detailed and before.stage == LM_HEAD else None,
             key_value=self._key_value(pair, before, position)
-            if detailed and before.stage == OUTPUT and key_value_sites(before.layer, self._alignment.sites)
+            if detailed
+            and before.stage == OUTPUT
+            and key_value_sites(before, self._alignment.sites, self._alignment.owners)
             else None,
             fed_by=self._feeding.of(row, other)
             if detailed
@@ -331,7 +333,7 @@ class Localizer:
         sites = [self._places[i].name for i in inside if self._places[i].group != before.group]
         if before.stage == OUTPUT:
             there = {self._places[i].name for i in range(site) if compared[i]}
-            parts = taken_in(before.layer, self._alignment.sites)
+            parts = taken_in(before, self._alignment.sites, self._alignment.owners)
             sites += [name for name in parts if name not in there and name not in sites]
         sites = [name for name in sites if name not in self._skipped]
         low = None if start is None else self._before_first(mine) if start.stage == INPUTS else start.number

@@ -40,6 +40,7 @@ from localizer.diff.unpaired import unpaired_rows
 from localizer.diff.within import align_within, requests_within, told_once
 from localizer.errors import LocalizerError
 from localizer.store.reader import Capture
+from localizer.wire import ranks
 
 
 def diff(
@@ -214,6 +215,7 @@ def cover(
         unpaired_rows(candidate, alignment.unpaired_candidate, ours),
         unpaired_rows(parent, alignment.unpaired_parent, theirs),
     )
+    split = split_otherwise(alignment)
     return Coverage(
         rows=RowCoverage(
             paired_by=alignment.by,
@@ -228,13 +230,14 @@ def cover(
         ),
         sites=SiteCoverage(
             shared=len(alignment.sites),
-            candidate_only=list(alignment.candidate_only),
-            parent_only=list(alignment.parent_only),
+            candidate_only=[name for name in alignment.candidate_only if place(name).base not in split],
+            parent_only=[name for name in alignment.parent_only if place(name).base not in split],
             not_applicable=skipped,
             not_comparable={
                 name: Both(candidate=one, parent=other)
                 for name, (one, other) in alignment.other_digest.items()
             },
+            split=split,
         ),
         pairs=PairCoverage(
             compared=int(comparison.compared_rows.sum()),
@@ -251,6 +254,17 @@ def cover(
         draft_files_equal=draft_files[0] == draft_files[1] if all(draft_files) else None,
         weights_equal=settings.weights_equal(candidate, parent),
     )
+
+
+def split_otherwise(alignment: Alignment) -> dict[str, Both[int]]:
+    """Sites of which each side holds other parts, by base: in how many ranges of heads, 0 where not known."""
+    sides = [
+        {held.base: 0 if held.ranks else held.of for held in map(ranks.parse, names)}
+        for names in (alignment.candidate_only, alignment.parent_only)
+    ]
+    return {
+        base: Both(candidate=of, parent=sides[1][base]) for base, of in sides[0].items() if base in sides[1]
+    }
 
 
 def _layers(capture: Capture) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from localizer.wire import ranks
 from localizer.wire.spec import (
     AFTER_ATTENTION,
     AUXILIARY,
@@ -63,6 +64,8 @@ class Place:
         part: what follows the last slash, e.g. "query"; "" for the output of a module.
         number: the layer's number; None where its name holds none.
         draft: whether it is a site of the draft.
+        suffix: what the name says of the part that a rank holds, such as `[0/2]` or `@1`, see
+            `localizer.wire.ranks`; "" for all of it on a single worker.
     """
 
     name: str
@@ -71,15 +74,21 @@ class Place:
     part: str
     number: int | None
     draft: bool = False
+    suffix: str = ""
+
+    @property
+    def base(self) -> str:
+        """The name of the site on a single worker."""
+        return self.name.removesuffix(self.suffix)
 
     @property
     def group(self) -> tuple[str, str]:
-        """Sites of one group do not lie upstream of each other."""
+        """Sites of one group do not lie upstream of each other; the same site of all ranks is in one."""
         if self.stage == INPUTS:
             return (INPUTS, "")
         if self.stage == MODULE and self.part not in ROTATED:
-            return (self.stage, self.name)
-        return (self.stage, self.layer or self.name)
+            return (self.stage, self.base)
+        return (self.stage, self.layer or self.base)
 
     @property
     def op(self) -> str:
@@ -91,18 +100,20 @@ class Place:
 def place(name: str) -> Place:
     """Take the name of a site apart."""
     draft = name.startswith(DRAFT)
-    stage = _STAGES.get(name.removeprefix(DRAFT))
-    layer, _, part = name.rpartition("/")
+    base = ranks.base(name)
+    suffix = name[len(base) :]
+    stage = _STAGES.get(base.removeprefix(DRAFT))
+    layer, _, part = base.rpartition("/")
     if stage is None and layer == AUXILIARY:
         stage = INSIDE
     if stage is None:
         stage = _stage(layer, part)
     if stage in (*_STAGES.values(), INSIDE, OTHER):
-        return Place(name, stage, "", part, None, draft)
+        return Place(name, stage, "", part, None, draft, suffix)
     if stage == MODULE and part not in _MODULE_PARTS and not part.isdecimal():
-        layer, part = name, ""
+        layer, part = base, ""
     number = next((int(piece) for piece in layer.split(".") if NUMBER.fullmatch(piece)), None)
-    return Place(name, stage, layer, part, number, draft)
+    return Place(name, stage, layer, part, number, draft, suffix)
 
 
 def _stage(layer: str, part: str) -> str:
@@ -115,34 +126,69 @@ def _stage(layer: str, part: str) -> str:
     return QKV if part in _OPS else OTHER
 
 
-def taken_in(layer: str, names: Collection[str]) -> list[str]:
-    """Sites of what the op of a layer takes in, whether or not they are among `names`, the sites known."""
-    kinds = next((kinds for kinds in _KINDS if _of_kind(layer, kinds, names)), SITE_KINDS)
-    return [f"{layer}/{part}" for part in kinds if part not in _OUTPUTS]
+def taken_in(output: Place, names: Collection[str], owners: Mapping[str, int]) -> list[str]:
+    """Sites of what the op that gives an output takes in, whether or not they are among `names`.
+
+    Args:
+        output: a site of the op's layer.
+        names: the sites known.
+        owners: the rank of each of them; empty where there is one.
+    """
+    return _of_op(output, names, owners, [part for part in _kinds(output, names) if part not in _OUTPUTS])
 
 
-def key_value_sites(layer: str, names: Collection[str]) -> list[str]:
+def key_value_sites(output: Place, names: Collection[str], owners: Mapping[str, int]) -> list[str]:
     """Sites of what an attention op writes into the KV cache and reads again; empty for other ops."""
-    kinds = next((kinds for kinds in _KINDS if _of_kind(layer, kinds, names)), SITE_KINDS)
-    return [f"{layer}/{part}" for part in kinds[1:-1]] if _KINDS[kinds] == ATTENTION else []
+    kinds = _kinds(output, names)
+    return _of_op(output, names, owners, kinds[1:-1]) if _KINDS[kinds] == ATTENTION else []
 
 
-def _of_kind(layer: str, kinds: tuple[str, ...], names: Collection[str]) -> bool:
-    """Whether a site of the layer is known that only layers of this kind have."""
-    own = set(kinds) - set(_OUTPUTS) - {part for other in _KINDS if other is not kinds for part in other}
-    return any(f"{layer}/{part}" in names for part in own)
+def _kinds(where: Place, names: Collection[str]) -> tuple[str, ...]:
+    """The parts of a layer of the kind of which a site is known that only layers of this kind have."""
+    for kinds in _KINDS:
+        own = set(kinds) - set(_OUTPUTS) - {part for other in _KINDS if other is not kinds for part in other}
+        known = {place(name).base for name in names} if where.suffix else names
+        if any(f"{where.layer}/{part}" in known for part in own):
+            return kinds
+    return SITE_KINDS
 
 
-def upstream(places: Sequence[Place], index: int, compared: Sequence[bool]) -> int | None:
+def _of_op(
+    output: Place, names: Collection[str], owners: Mapping[str, int], parts: Sequence[str]
+) -> list[str]:
+    """The sites of these parts that are computed with an output: on its rank, of the same heads."""
+    found = [f"{output.layer}/{part}" for part in parts]
+    if not output.suffix and not owners:
+        return found
+    known = [there for name in names if (there := place(name)).layer == output.layer]
+    return [
+        max(
+            (
+                there
+                for there in known
+                if there.base == base and owners.get(there.name) == owners.get(output.name)
+            ),
+            key=lambda there: there.suffix == output.suffix,
+            default=Place(base + output.suffix, QKV, output.layer, "", None),
+        ).name
+        for base in found
+    ]
+
+
+def upstream(
+    places: Sequence[Place], index: int, compared: Sequence[bool], owners: Mapping[str, int] | None = None
+) -> int | None:
     """The site from which the segment of site `index` starts; None if nothing upstream was compared.
 
     It is of the same model, the target or the draft. What is computed inside the forward and seen only at its
-    end starts no segment, and the only site known to lie before it is the input.
+    end starts no segment, and the only site known to lie before it is the input. Of the sites of several
+    ranks, or of several ranges of heads, it is that of the same ones.
 
     Args:
         places: sites in execution order.
         index: the differing site.
         compared: for each site, whether it was compared on that row.
+        owners: the rank of each site by name; empty where there is one.
     """
     before = places[index]
     there = [
@@ -154,4 +200,10 @@ def upstream(places: Sequence[Place], index: int, compared: Sequence[bool]) -> i
     if before.stage == INSIDE:
         return inputs
     nearest = next((i for i in reversed(there) if places[i].group != before.group), None)
+    if nearest is not None and (owners or before.suffix):
+        mine = (owners or {}).get(before.name)
+        nearest = max(
+            (i for i in there if places[i].group == places[nearest].group),
+            key=lambda i: (places[i].suffix == before.suffix, (owners or {}).get(places[i].name) == mine, i),
+        )
     return inputs if nearest is not None and places[nearest].stage == INPUTS else nearest

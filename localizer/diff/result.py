@@ -387,6 +387,8 @@ class SiteCoverage(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         not_comparable: sites that both hold, not among `shared`: their digests are of these algorithms.
+        split: sites that each holds in other parts, by their names on a single worker, and in how many equal
+            ranges of heads; 0 where it is not known which part a rank holds. They are in none of the others.
     """
 
     shared: int
@@ -394,6 +396,7 @@ class SiteCoverage(Record, frozen=True, kw_only=True, omit_defaults=True):
     parent_only: list[str]
     not_applicable: dict[str, str]
     not_comparable: dict[str, Both[str]] = msgspec.field(default_factory=dict)
+    split: dict[str, Both[int]] = msgspec.field(default_factory=dict)
 
 
 class PairCoverage(Record, frozen=True, kw_only=True):
@@ -497,7 +500,7 @@ class Signature(Record, frozen=True, kw_only=True):
         rows: rows that show it.
         equal_rows: equal rows, none of which shows it; 0 where the pattern is not one of rows.
         number: for "batch-size-over" the largest batch whose rows are equal, for "heads" the number of heads,
-            for "grows" and "decays" the factor (0: the difference is gone).
+            for "one-rank" the rank, for "grows" and "decays" the factor (0: the difference is gone).
         heads: for "heads" those that differ.
     """
 

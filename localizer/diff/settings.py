@@ -110,7 +110,7 @@ def _summary(files: Mapping[str, str]) -> str:
 
 
 def weights_equal(candidate: Capture, parent: Capture) -> bool | None:
-    """Whether both loaded weights of equal digests; None where one does not say, or they are split otherwise."""
+    """Whether both loaded weights of equal digests; None where one does not say, or splits them otherwise."""
     manifests = candidate.manifest, parent.manifest
     left, right = (None if manifest is None else manifest.weights for manifest in manifests)
     if left is None or right is None or left.algorithm != right.algorithm:

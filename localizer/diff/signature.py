@@ -24,7 +24,15 @@ from localizer.store.reader import Capture
 from localizer.store.schema import DECODE, FEEDS_LOGITS, PREFILL, PREFILL_CHUNK, VERIFY_REJECTED
 
 SIGNATURES = (
-    *("draft-only", "sampler-only", "last-token", "from-position-1", "after-chunk-boundary", "cached-prefix"),
+    *(
+        "draft-only",
+        "sampler-only",
+        "one-rank",
+        "last-token",
+        "from-position-1",
+        "after-chunk-boundary",
+        "cached-prefix",
+    ),
     *("decode-only", "prefill-only", "verify-only", "batch-size-over", "padded-batch", "heads", "grows"),
     "decays",
 )
@@ -63,6 +71,7 @@ def signatures(
         return []
     places = [place(name) for name in alignment.sites]
     found = list(_everywhere(places, comparison))
+    found += _one_rank(places, alignment, comparison, order)
     evidence = gather(candidate, alignment, comparison, order)
     if evidence is not None:
         found += _patterns(candidate, alignment, evidence)
@@ -78,6 +87,29 @@ def _everywhere(places: list[Place], comparison: Comparison) -> Iterator[Signatu
         yield Signature(code="draft-only", rows=rows)
     if all(places[site].stage == SAMPLER for site in sites):
         yield Signature(code="sampler-only", rows=rows)
+
+
+def _one_rank(
+    places: list[Place], alignment: Alignment, comparison: Comparison, order: CausalOrder
+) -> Iterator[Signature]:
+    """The one rank that differs in the first differing row of each request, where its difference enters.
+
+    The witnesses are the rows of which that is where the causally first difference enters. The same sites of
+    all other ranks must have been compared there, and be equal.
+    """
+    if not alignment.owners:
+        return
+    owner = np.array([alignment.owners[name] for name in alignment.sites])
+    first = places[int(order.site[0])]
+    sites = np.array([i for i, where in enumerate(places) if where.group == first.group])
+    _, where = np.unique(order.request, return_index=True)
+    witnesses = order.pairs[where[np.isin(order.site[where], sites)]]
+    differ, compared = comparison.differ[witnesses][:, sites], comparison.compared[witnesses][:, sites]
+    ranks = np.unique(owner[sites[differ.any(axis=0)]])
+    parts = {places[site].base for site in sites[differ.any(axis=0)]}
+    others = np.array([owner[site] != ranks[0] and places[site].base in parts for site in sites])
+    if len(ranks) == 1 and others.any() and compared[:, others].all():
+        yield Signature(code="one-rank", rows=len(witnesses), number=int(ranks[0]))
 
 
 def gather(

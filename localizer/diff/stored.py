@@ -109,16 +109,19 @@ def blocks(
     """What is to be compared, file after file; rows of another dtype or shape are not, they differ."""
     layout = same_layout(candidate, parent, alignment)
     sites = [(index, name) for index, name in enumerate(alignment.sites) if layout[index]]
-    starts = np.array([part.start for part in parent.sets], np.int64)
-    for ours in candidate.sets:
+    ranks = [list(sets) for _, sets in itertools.groupby(parent.sets, lambda part: part.rank)]
+    for ours, others in itertools.product(candidate.sets, ranks):
         if ours.payload is None:
             continue
-        first, end = np.searchsorted(alignment.candidate, [ours.start, ours.start + ours.count])
+        starts = np.array([part.start for part in others], np.int64)
+        stop = min(ours.start + ours.count, candidate.rows_of(ours.rank))
+        first, end = np.searchsorted(alignment.candidate, [ours.start, max(ours.start, stop)])
         owners = np.searchsorted(starts, alignment.parent[first:end], side="right") - 1
         for owner in np.unique(owners):
-            theirs = parent.sets[owner]
+            theirs = others[owner]
             if theirs.payload is not None:
-                pairs = first + np.flatnonzero(owners == owner)
+                known = alignment.parent[first:end] < parent.rows_of(theirs.rank)
+                pairs = first + np.flatnonzero((owners == owner) & known)
                 yield from _of_sets(ours, theirs, alignment, comparison, pairs, sites)
 
 

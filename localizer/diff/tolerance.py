@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 
 from localizer.diff.elements import Elements, distances, is_float, wide
 from localizer.diff.result import Criterion, Tolerance
+from localizer.wire import ranks
 
 ULP, ABS, REL = KINDS = ("ulp", "abs", "rel")
 """Units in the last place; absolute; relative to the parent."""
@@ -51,7 +51,7 @@ def criteria_of(site: str, tolerances: Sequence[Tolerance]) -> list[Criterion]:
     return [
         criterion
         for tolerance in tolerances
-        if fnmatchcase(site, tolerance.site)
+        if ranks.matches(site, tolerance.site)
         for criterion in tolerance.criteria
     ]
 

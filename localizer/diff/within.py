@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from localizer.diff import verdict
-from localizer.diff.align import WITHIN, Alignment, keyed, others
+from localizer.diff.align import WITHIN, Alignment, keyed, others, owners
 from localizer.diff.keyvalue import chain
 from localizer.diff.places import Place, key_value_sites
 from localizer.diff.result import CAPTURE, KeyValueRows, Reason
@@ -31,6 +31,7 @@ def align_within(capture: Capture) -> Alignment:
         parent_sites=sites,
         candidate_only=(),
         parent_only=(),
+        owners=owners(capture),
     )
 
 
@@ -68,7 +69,7 @@ def key_value_within(capture: Capture, row: int, other: int, output: Place) -> K
     of a third request. So the rows that the two requests computed themselves are compared directly.
     """
     table, position = capture.table, int(capture.table.columns["position"][row])
-    names = key_value_sites(output.layer, [site.name for site in capture.sites])
+    names = key_value_sites(output, [site.name for site in capture.sites], owners(capture))
     columns = np.array([i for i, site in enumerate(capture.sites) if site.name in names], np.int64)
     prefixes = None if output.draft else chain(capture, row)
     if len(columns) < 2 or prefixes is None:

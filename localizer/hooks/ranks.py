@@ -1,7 +1,7 @@
 """What one worker of several holds of each site, as the loaded layers and the configuration tell it.
 
-Seen on vLLM 0.32.0 (CPU): `parallel_config.rank` is set by the worker; an `Attention` layer has the numbers of
-heads of this rank, the model's configuration those of the whole model.
+Seen on vLLM 0.32.0 (CPU): `parallel_config.rank` is set by the worker; an `Attention` layer has the numbers
+of heads of this rank, the model's configuration those of the whole model.
 """
 
 from __future__ import annotations

@@ -43,6 +43,11 @@ def sentence(pattern: Signature) -> str:
         which = "head" if len(pattern.heads) == 1 else "heads"
         names = ", ".join(map(str, pattern.heads))
         return f"only {which} {names} of {pattern.number}, in all {pattern.rows:,} first differing rows read"
+    if pattern.code == "one-rank":
+        return (
+            f"only rank {pattern.number} differs where the difference enters, other ranks are equal there, "
+            f"in all {pattern.rows:,} first differing rows of that layer"
+        )
     if pattern.code == "batch-size-over":
         what = f"only batches of more than {count(pattern.number or 0, 'request')}"
     else:

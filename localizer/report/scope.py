@@ -5,7 +5,7 @@ from __future__ import annotations
 from localizer.diff.localize import CODE_BETWEEN, DRAFT_ENTRY, IN_ATTENTION
 from localizer.diff.places import place
 from localizer.diff.result import IDENTICAL, Both, Record, Result
-from localizer.report import controls, native, tolerance, within
+from localizer.report import controls, native, tolerance, within, wording
 from localizer.report.counts import count
 from localizer.report.safe import clean
 from localizer.report.wording import no_site, stored
@@ -86,6 +86,9 @@ def does_not_establish(result: Result) -> list[str]:
     if cover.sites.not_comparable:
         several = count(len(cover.sites.not_comparable), "site")
         said.append(f"Anything about {several} that the captures hold digests of different algorithms of.")
+    if cover.sites.split:
+        several = count(len(cover.sites.split), "site")
+        said.append(f"Anything about {several} {wording.split(cover.sites.split)}.")
     said += _rows(result)
     missing = cover.pairs.missing.candidate + cover.pairs.missing.parent
     if missing:

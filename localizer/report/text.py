@@ -209,6 +209,8 @@ def coverage(result: Result) -> Iterator[str]:
             f"not comparable: {count(len(cover.sites.not_comparable), 'site')}, "
             f"whose digests are of {' and '.join(map(clean, sorted(algorithms)))}"
         )
+    if cover.sites.split:
+        yield f"not comparable: {count(len(cover.sites.split), 'site')} {wording.split(cover.sites.split)}"
     if cover.sites.not_applicable:
         yield f"not there, or not to be seen in these runs: {count(len(cover.sites.not_applicable), 'site')}"
     layers = {clean(cover.layers.candidate), clean(cover.layers.parent)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from localizer.diff import localize, verdict
 from localizer.diff.places import (
     ATTENTION,
@@ -24,6 +26,7 @@ from localizer.diff.result import (
     DIVERGED,
     IDENTICAL,
     PARENT,
+    Both,
     Finding,
     Logits,
     Reason,
@@ -36,6 +39,7 @@ from localizer.diff.result import (
 from localizer.report import speculation
 from localizer.report.counts import count
 from localizer.report.safe import clean
+from localizer.wire import ranks
 
 _PLACES = {
     FINAL: "final hidden states",
@@ -45,17 +49,37 @@ _PLACES = {
 
 
 def site(where: Place) -> str:
-    """A site in words: `the query of layer 18`, `the draft's logits`."""
+    """A site in words: `the query of layer 18`, `the query[0/2] of layer 3`, `the logits on rank 1`."""
+    held = ranks.parse(where.name)
+    heads = f"[{held.index}/{held.of}]" if held.of > 1 else ""
+    of = f" of {held.ranks}" if held.ranks else ""
+    return _site(where, heads) + ("" if held.rank is None else f" on rank {held.rank}{of}")
+
+
+def split(sites: Mapping[str, Both[int]]) -> str:
+    """Why sites that both captures hold in parts are not comparable, behind their number."""
+    parts = {(both.candidate, both.parent) for both in sites.values()}
+    told = [f"{_ranges(one)} against {_ranges(other)}" for one, other in sorted(parts)]
+    return f"that candidate and parent split otherwise over their workers ({', '.join(told)})"
+
+
+def _ranges(of: int) -> str:
+    return {0: "parts of each rank", 1: "all heads"}.get(of, f"{of} ranges of heads")
+
+
+def _site(where: Place, heads: str) -> str:
+    """A site in words, with the range of heads that it holds behind its part."""
     whose = "the draft's" if where.draft else "the"
     if where.stage == INPUTS:
         return f"{whose} {'input ids' if where.part == 'input_ids' else clean(where.part)}"
     if where.stage in (QKV, ROUTING, OUTPUT):
         if _of_attention(where):
             return (
-                f"the {'attention output' if where.stage == OUTPUT else _plain(where.part)} of {layer(where)}"
+                f"the {'attention output' if where.stage == OUTPUT else _plain(where.part)}{heads} "
+                f"of {layer(where)}"
             )
         op = clean(where.layer.rpartition(".")[2])
-        return f"the {_plain(where.part)} of {op} of {layer(where)}"
+        return f"the {_plain(where.part)}{heads} of {op} of {layer(where)}"
     if where.stage == MODULE:
         return f"the {_plain(where.part) or 'output'} of {clean(where.layer)}"
     if where.stage == INSIDE:

@@ -75,8 +75,7 @@ def join(parts: Sequence[RankRows], rows: int, sites: int) -> tuple[Stacked, Sta
 def equal_rows(table: dict[str, np.ndarray], part: dict[str, np.ndarray], start: int) -> int:
     """How many of the first rows of a part of a rank are the rows of the table from `start` on.
 
-    Args:
-        table, part: the columns of the two, `prefix` among them.
+    Both have their columns by name, the prefixes among them.
     """
     count = len(part["position"])
     same = np.ones(count, np.bool_)
@@ -87,7 +86,7 @@ def equal_rows(table: dict[str, np.ndarray], part: dict[str, np.ndarray], start:
 
 
 def side_by_side(sites: Sequence[Sequence[tuple[str, T]]]) -> list[T]:
-    """The sites of all ranks in execution order: those that are the same on a single worker beside each other.
+    """The sites of all ranks in execution order, those that are the same on a single worker together.
 
     Args:
         sites: for each rank the names of its sites in execution order, each with what stands for it.

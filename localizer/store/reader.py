@@ -331,7 +331,9 @@ class Capture:
             order = None if np.array_equal(target, np.arange(len(target))) else np.argsort(target)
             start = sets[-1].start + sets[-1].count if sets and sets[-1].rank == rank else 0
             kept = payload.get(key)
-            sets.append(RowSet(rows[key], path, kept, start, count, sites, order, self._opened, rank, columns))
+            sets.append(
+                RowSet(rows[key], path, kept, start, count, sites, order, self._opened, rank, columns)
+            )
         return sets
 
     @cached_property
@@ -470,7 +472,9 @@ class Capture:
     def _traced(self) -> list[tuple[int, int, Shard]]:
         """The shards of the schedule trace by rank and number."""
         named = [(file, match) for file in self.files if (match := trace.NAME.fullmatch(file.name))]
-        return sorted(((int(match[1]), int(match[2]), file) for file, match in named), key=lambda item: item[:2])
+        return sorted(
+            ((int(match[1]), int(match[2]), file) for file, match in named), key=lambda item: item[:2]
+        )
 
     @property
     def scheduled_by(self) -> int:
@@ -501,10 +505,10 @@ class Capture:
         Raises:
             DamagedCapture: it does not have the digest that the table gives.
         """
-        if site not in self.payload or not 0 <= row < self._rows_at(site):
+        if site not in self.payload or not 0 <= row < len(self.table):
             return None
         part = self._set_of(site, row)
-        if not part.keeps(site):
+        if row >= self.rows_of(part.rank) or not part.keeps(site):
             return None
         self._check_kept(part, site)
         found = part.row(site, row - part.start)
@@ -534,11 +538,10 @@ class Capture:
             "fetch or make the capture again."
         )
 
-    def _rows_at(self, site: str) -> int:
-        """How many of the first rows of the table the rank of a site has."""
+    def rows_of(self, rank: int) -> int:
+        """How many of the first rows of the table a rank has."""
         if self.open.observer.ranks == 1:
             return len(self.table)
-        rank = self.site_ranks[self._columns[site]]
         return sum(part.rows for part in self._joined[1] if part.rank == rank)
 
     def _set_of(self, site: str, row: int) -> RowSet:

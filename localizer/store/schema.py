@@ -18,7 +18,6 @@ from localizer.store.digest import ALGORITHMS, XXH3
 from localizer.store.dtypes import NUMPY
 from localizer.store.interventions import Course, Intervention
 from localizer.store.tensors import is_shape
-from localizer.wire.ranks import MOST_RANKS
 from localizer.store.types import (
     LEAST,
     MAX_ITEMS,
@@ -31,6 +30,7 @@ from localizer.store.types import (
     TextTable,
     TokenId,
 )
+from localizer.wire.ranks import MOST_RANKS
 
 FORMAT = "localizer-capture"
 SCHEMA = 1

@@ -89,16 +89,14 @@ ASKED = ("step", "requests", "scheduled", "computed", "cached", "drafts")
 
 def apart(capture: Capture) -> list[str]:
     """Where the workers of a capture did not do the same, in sentences; empty if they did."""
-    reasons = list(capture.short)
-    for rank, steps in capture.traces():
-        if rank == capture.scheduled_by:
+    reasons, first = list(capture.short), capture.scheduled_by
+    for rank, steps in capture.traces() if capture.open.observer.ranks > 1 else ():
+        if rank == first:
             continue
         pairs = zip_longest(capture.steps, steps)
         odd = next((one or other for one, other in pairs if _asked(one) != _asked(other)), None)
         if odd is not None:
-            reasons.append(
-                f"rank {rank} was scheduled other steps than rank {capture.scheduled_by}, first step {odd.step}"
-            )
+            reasons.append(f"rank {rank} was scheduled other steps than rank {first}, first step {odd.step}")
     return reasons
 
 

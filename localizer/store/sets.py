@@ -13,7 +13,6 @@ from localizer.errors import DamagedCapture
 from localizer.store.schema import DIGEST_BYTES, ROW_INDEX, Site
 from localizer.store.tensors import Header, TensorFile
 
-
 WINDOW_ROWS = 4096
 """Rows that are read at a time where all are looked at, of an array that has no sets of its own."""
 
@@ -28,7 +27,7 @@ class RowSet:
         sites: in the order of the digest shard.
         order: int64 [sites], for each site of the capture its place in `sites`; None where that is the same.
         open: gives the file at a path; a capture has too many of them to keep what they say of themselves.
-        rank: who computed them. Of several ranks each has only some sites of the capture: `order` is of those.
+        rank: who computed them; of several each has only some sites of the capture, and `order` is of those.
         columns: which sites of the capture these are, as an index; all where there is one rank.
     """
 

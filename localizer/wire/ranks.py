@@ -9,7 +9,8 @@ the number of ranks:
   `<layer>/key[0/2]@1` is a range that a lower rank has as well;
 * `<layer>/latent@1/2`: what rank 1 of 2 holds, where it is not known which part that is.
 
-Only names with a slash have such an end: a second call of a module is `<module>@2`, its outputs `<module>@2/1`.
+Only names with a slash have such an end: a second call of a module is `<module>@2`, its outputs
+`<module>@2/1`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def parse(name: str) -> Part:
     found = _NAME.fullmatch(name)
     if found is None:
         return Part(name)
-    numbers = {key: int(text) for key, text in found.groupdict().items() if key != "base" and text is not None}
+    numbers = {key: int(text) for key in ("index", "of", "rank", "ranks") if (text := found[key]) is not None}
     part = Part(found["base"], **numbers)
     sound = part.index < part.of and (not part.ranks or (part.rank or 0) < part.ranks)
     return part if sound and part.name == name else Part(name)

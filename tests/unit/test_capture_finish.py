@@ -83,7 +83,9 @@ def test_the_manifest_makes_a_sound_capture(tmp_path: Path) -> None:
         },
         left_processes=1,
         left_shared_memory={"psm_1": "removed"},
-        written={0: written(sites=sites, expected=rows, recorded=rows, peak_memory=6, not_applicable={"x": "no"})},
+        written={
+            0: written(sites=sites, expected=rows, recorded=rows, peak_memory=6, not_applicable={"x": "no"})
+        },
     )
     finalise(folder, heard, 0, 2.5)
     assert verify(folder).state == "sound"

@@ -133,14 +133,21 @@ def test_names_are_taken_apart(name: str, stage: str, layer: str, part: str, num
 
 def test_what_an_op_takes_in_is_told_by_the_sites_of_its_layer() -> None:
     experts = [f"l{end}" for end in EXPERTS]
-    assert taken_in("l.mlp.experts", experts[-2:]) == ["l.mlp.experts/query", "l.mlp.experts/key",
-                                                       "l.mlp.experts/value"]  # fmt: skip
-    assert taken_in("l.mlp.experts", experts) == experts[:4]
-    assert key_value_sites("l.mlp.experts", experts) == []
-    assert taken_in("a", ["a/latent"]) == ["a/query", "a/latent", "a/key_rope"]
-    assert key_value_sites("a", ["a/latent"]) == ["a/latent", "a/key_rope"]
-    assert key_value_sites("a", ["a/query"]) == ["a/key", "a/value"]
-    assert key_value_sites("a", ["a/projected_states"]) == []
+
+    def takes(layer: str, names: list[str]) -> list[str]:
+        return taken_in(place(f"{layer}/output"), names, {})
+
+    def caches(layer: str, names: list[str]) -> list[str]:
+        return key_value_sites(place(f"{layer}/output"), names, {})
+
+    experts_own = [f"l.mlp.experts/{part}" for part in ("query", "key", "value")]
+    assert takes("l.mlp.experts", experts[-2:]) == experts_own
+    assert takes("l.mlp.experts", experts) == experts[:4]
+    assert caches("l.mlp.experts", experts) == []
+    assert takes("a", ["a/latent"]) == ["a/query", "a/latent", "a/key_rope"]
+    assert caches("a", ["a/latent"]) == ["a/latent", "a/key_rope"]
+    assert caches("a", ["a/query"]) == ["a/key", "a/value"]
+    assert caches("a", ["a/projected_states"]) == []
 
 
 @pytest.mark.parametrize(("layer", "open_question"), [(1, True), (2, False)])
