@@ -257,7 +257,7 @@ def _write_rank(folder: Path, plan: Plan, rank: int) -> dict[str, Any]:
         "counts": summary.counts | traced,
         "complaints": summary.complaints,
         "journal": 0,
-        **dict.fromkeys(("not_applicable", "untapped", "code"), {}),
+        **{table: {} for table in ("not_applicable", "untapped", "code")},
     }
 
 

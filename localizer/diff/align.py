@@ -9,6 +9,7 @@ import numpy as np
 
 from localizer.store import schema
 from localizer.store.reader import Capture, Table
+from localizer.wire import ranks
 
 BY_REQUEST, BY_PREFIX, WITHIN = "request+prefix", "prefix", "within"
 
@@ -87,6 +88,19 @@ def owners(capture: Capture) -> dict[str, int]:
     if capture.open.observer.ranks == 1:
         return {}
     return {site.name: rank for site, rank in zip(capture.sites, capture.site_ranks, strict=True)}
+
+
+def split_otherwise(alignment: Alignment) -> dict[str, tuple[int, int]]:
+    """Sites of which each side holds other parts, by their names on a single worker.
+
+    Returns:
+        In how many ranges of heads candidate and parent hold them; 0 where it is not known what a part is.
+    """
+    ours, theirs = (
+        {held.base: 0 if held.ranks else held.of for held in map(ranks.parse, names)}
+        for names in (alignment.candidate_only, alignment.parent_only)
+    )
+    return {base: (of, theirs[base]) for base, of in ours.items() if base in theirs and of != theirs[base]}
 
 
 def pair_rows(candidate: Table, parent: Table, *, with_request: bool) -> tuple[np.ndarray, np.ndarray]:

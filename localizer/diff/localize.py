@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localizer.diff import numerics
-from localizer.diff.align import WITHIN, Alignment
+from localizer.diff.align import WITHIN, Alignment, split_otherwise
 from localizer.diff.compare import Comparison
 from localizer.diff.details import Details
 from localizer.diff.drafts import Feeding
@@ -113,6 +113,7 @@ class Localizer:
             capture.open.observer.layers == "all" and not (capture.manifest and capture.manifest.untapped)
             for capture in (candidate, parent)
         )
+        self._split = [place(base) for base in split_otherwise(alignment)]
         self._skipped = {
             name
             for capture in (candidate, parent)
@@ -339,7 +340,9 @@ class Localizer:
         low = None if start is None else self._before_first(mine) if start.stage == INPUTS else start.number
         layers = list(range(low + 1, before.number)) if low is not None and before.number is not None else []
         if start is not None and before.stage in (FINAL, LM_HEAD, SAMPLER):
-            layers = sorted({number for i in inside if (number := self._places[i].number) not in (None, low)})
+            beside = [*(self._places[i] for i in inside), *(it for it in self._split if it.draft == mine)]
+            numbers = {it.number for it in beside if it.number is not None}
+            layers = sorted(number for number in numbers if low is None or number > low)
         later = (
             not self._all_layers
             and start is not None

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from localizer.diff import schedule, settings, verdict
-from localizer.diff.align import Alignment, align, workloads_equal
+from localizer.diff.align import Alignment, align, split_otherwise, workloads_equal
 from localizer.diff.compare import Comparison, compare
 from localizer.diff.control import Examined, attribute, check_controls, same
 from localizer.diff.details import Details
@@ -40,7 +40,6 @@ from localizer.diff.unpaired import unpaired_rows
 from localizer.diff.within import align_within, requests_within, told_once
 from localizer.errors import LocalizerError
 from localizer.store.reader import Capture
-from localizer.wire import ranks
 
 
 def diff(
@@ -215,7 +214,9 @@ def cover(
         unpaired_rows(candidate, alignment.unpaired_candidate, ours),
         unpaired_rows(parent, alignment.unpaired_parent, theirs),
     )
-    split = split_otherwise(alignment)
+    split = {
+        base: Both(candidate=one, parent=other) for base, (one, other) in split_otherwise(alignment).items()
+    }
     return Coverage(
         rows=RowCoverage(
             paired_by=alignment.by,
@@ -254,17 +255,6 @@ def cover(
         draft_files_equal=draft_files[0] == draft_files[1] if all(draft_files) else None,
         weights_equal=settings.weights_equal(candidate, parent),
     )
-
-
-def split_otherwise(alignment: Alignment) -> dict[str, Both[int]]:
-    """Sites of which each side holds other parts, by base: in how many ranges of heads, 0 where not known."""
-    sides = [
-        {held.base: 0 if held.ranks else held.of for held in map(ranks.parse, names)}
-        for names in (alignment.candidate_only, alignment.parent_only)
-    ]
-    return {
-        base: Both(candidate=of, parent=sides[1][base]) for base, of in sides[0].items() if base in sides[1]
-    }
 
 
 def _layers(capture: Capture) -> str:

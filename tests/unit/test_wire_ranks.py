@@ -48,7 +48,9 @@ def test_names_are_taken_apart(name: str, part: Part) -> None:
     st.none() | st.integers(0, 9),
     st.sampled_from((0, 10)),
 )
-def test_what_is_composed_is_taken_apart(part: str, index: int, of: int, rank: int | None, ranks: int) -> None:
+def test_what_is_composed_is_taken_apart(
+    part: str, index: int, of: int, rank: int | None, ranks: int
+) -> None:
     made = Part(f"model.layers.0.attn/{part}", index % of, of, rank, ranks if rank is not None else 0)
     assert parse(made.name) == made
 
@@ -100,5 +102,10 @@ def test_patterns_match_with_and_without_the_end(pattern: str) -> None:
 
 
 def test_the_first_layer_is_kept_on_each_rank() -> None:
-    sites = [("model/input_ids@1", "all"), ("a/query[1/2]", "all"), ("a/key@1", "all"), ("b/query[1/2]", "all")]
+    sites = [
+        ("model/input_ids@1", "all"),
+        ("a/query[1/2]", "all"),
+        ("a/key@1", "all"),
+        ("b/query[1/2]", "all"),
+    ]
     assert kept_sites(sites, "first") == {"a/query[1/2]", "a/key@1"}
