@@ -110,6 +110,7 @@ class CaptureRequest:
     weights: bool = True
     kv_contents: bool = False
     row_digest: str = HOST
+    digest_split: int = 1
     graph_rows: int | None = None
     graph_memory: int | None = None
     buffer: int = BUFFER_MIB
@@ -281,6 +282,7 @@ def prepare(request: CaptureRequest, say: models.Say = models.silent) -> Prepare
             graph_memory=request.graph_memory << 20 if request.graph_memory and request.taps else None,
             graph_taps=taps,
             probes=tuple(request.probes),
+            digest_split=request.digest_split if request.taps else 1,
             ranks=ranks,
         ),
         intervention=request.intervention,
@@ -317,6 +319,8 @@ def check_row_digest(request: CaptureRequest, python: interpreter.Interpreter) -
     Raises:
         LocalizerError: it cannot.
     """
+    if request.row_digest == DEVICE and request.taps and request.digest_split > 1:
+        raise refused(refusals.DIGEST_SPLIT_ON_DEVICE)
     if request.row_digest == DEVICE and request.taps and python.torch.endswith("+cpu"):
         raise refused(refusals.ROW_DIGEST_PLATFORM)
 

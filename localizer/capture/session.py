@@ -181,6 +181,7 @@ class _Session:
             level=self._opening.observer.level,
             payload=self._opening.observer.payload,
             row_digest=self._opening.observer.row_digest,
+            digest_split=self._opening.observer.digest_split,
             graph_rows=self._opening.observer.graph_rows,
             graph_memory=self._opening.observer.graph_memory,
             sites=list(self._opening.observer.sites),

@@ -14,6 +14,7 @@ from localizer.cli.options import captures_root
 from localizer.cli.progress import ConsoleProgress
 from localizer.report.captures import made
 from localizer.store.reader import Capture
+from localizer.wire.ranks import MOST_RANKS
 from localizer.wire.spec import BOUNDARY, HOST, LEVELS, ROW_DIGESTS
 from localizer.workload.plan import MATRIX, parse_pairs
 
@@ -122,6 +123,14 @@ class Count(click.IntRange):
     help="Where rows are hashed: on the host, or those without payload on the GPU (not yet run on one).",
 )
 @click.option(
+    "--digest-split",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, MOST_RANKS),
+    metavar="N",
+    help="Record attention heads in the ranges that N workers of tensor parallelism would hold.",
+)
+@click.option(
     "--graph-rows",
     type=Count(),
     help="Tap full CUDA graphs of up to so many rows; rows of larger ones are missing.  [default: all]",
@@ -145,7 +154,7 @@ class Count(click.IntRange):
     default=BUFFER_MIB,
     show_default=True,
     type=click.IntRange(1, 1 << 16),
-    help="MiB of shared memory between vLLM and the writer; where it is full, vLLM waits.",
+    help="MiB of shared memory between a worker and its writer; where it is full, vLLM waits.",
 )
 @captures_root
 def command(name: str, root: Path, **options: Any) -> int:

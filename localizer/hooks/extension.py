@@ -66,7 +66,16 @@ def _install(worker: Any) -> None:
     # before the taps, which keep what they wrap
     tallies, placed = probes.install(spec.probes, lambda: recorder.in_step)
     setattr(worker, _PROBES, tallies)
-    undo = taps.install(recorder, runner, worker.vllm_config, spec.layers, spec.sites, spec.level, graphs)
+    undo = taps.install(
+        recorder,
+        runner,
+        worker.vllm_config,
+        spec.layers,
+        spec.sites,
+        spec.level,
+        graphs,
+        spec.digest_split,
+    )
     undo.push(placed)
     counting = counts.Counts(recorder, runner)
     counting.guarded(counting.follow)(undo)

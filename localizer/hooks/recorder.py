@@ -40,7 +40,9 @@ class Recorder:
     def __init__(self, sink: Channel) -> None:
         self.channel = sink
         self._index: dict[str, int] = {}
-        self._sites: list[tuple[str, str]] = []  # those announced at first
+        self._sites: list[tuple[str, str]] = []  # those announced at first, by number
+        self._announced = 0  # all of them
+        self._ranges: dict[str, int] = {}  # sites that are recorded in several ranges of heads
         self._scheduled: Any = None
         self._rows = 0
         self._requests = 0
@@ -66,18 +68,23 @@ class Recorder:
         self, sites: Sequence[tuple[str, str]], not_applicable: dict[str, str], untapped: dict[str, str]
     ) -> None:
         """Announce the sites in model order, each with the rows it is expected on, and what is not tapped."""
-        self._index = {name: number for number, (name, _) in enumerate(sites)}
-        self._sites = list(sites)
+        for site, rows in sites:
+            names = self.naming.names(site)
+            self._index[site] = len(self._sites)
+            self._ranges |= {site: len(names)} if len(names) > 1 else {}
+            self._sites += [(name, rows) for name in names]
+        self._announced = len(self._sites)
         self.channel.message(
             type="sites",
-            sites=[(self.naming(name), rows) for name, rows in sites],
+            sites=list(self._sites),
             not_applicable={self.naming(name): why for name, why in not_applicable.items()},
             untapped=untapped,
         )
 
     def add(self, site: str, rows: str) -> None:
         """Announce one more site, which is reached for the first time."""
-        self._index[site] = len(self._index)
+        self._index[site] = self._announced
+        self._announced += 1
         self.channel.message(type="site", name=self.naming(site), rows=rows)
 
     def absent(self, sites: dict[str, str]) -> None:
@@ -94,7 +101,9 @@ class Recorder:
         @functools.cache
         def kept() -> frozenset[int] | None:
             names = kept_sites(self._sites, payload)
-            return None if names is None else frozenset(self._index[name] for name in names)
+            if names is None:
+                return None
+            return frozenset(number for number, (name, _) in enumerate(self._sites) if name in names)
 
         return lambda site: (found := kept()) is not None and site not in found
 
@@ -129,6 +138,8 @@ class Recorder:
         It does what `guarded` and `rows`, or `draft_rows`, do one by one, and costs less: some functions are
         called in every layer of every step. Sites must be registered before; others are not recorded.
         """
+        if any(site in self._ranges for site in sites):
+            return self._tap_ranges(sites, draft)
         indices = tuple(self._index.get(site) for site in sites)
 
         def record(*tensors: torch.Tensor | None) -> None:
@@ -137,6 +148,25 @@ class Recorder:
                     self.channel.rows(indices, tensors, self._draft_rows if draft else self._rows)
                 except Exception as error:
                     self.guarded.stop(error)
+
+        return record
+
+    def _tap_ranges(self, sites: Sequence[str], draft: bool) -> Callable[..., None]:
+        """`tap` where sites are recorded in several equal ranges of their heads, [rows, heads, ...]."""
+        wide = [(self._index.get(site), self._ranges.get(site, 1)) for site in sites]
+        indices = [None if first is None else first + i for first, several in wide for i in range(several)]
+
+        @self.guarded
+        def record(*tensors: torch.Tensor | None) -> None:
+            cut: list[torch.Tensor | None] = []
+            for tensor, (_, several) in zip(tensors, wide, strict=True):
+                if tensor is None or several == 1:
+                    cut += [tensor] * several
+                elif tensor.shape[1] % several:
+                    raise RuntimeError(f"a row of shape {list(tensor.shape[1:])} has no {several} ranges")
+                else:
+                    cut += tensor.split(tensor.shape[1] // several, dim=1)
+            self.channel.rows(indices, cut, self._draft_rows if draft else self._rows)
 
         return record
 

@@ -53,17 +53,19 @@ def install(
     patterns: Sequence[str] = ("*",),
     level: str = BOUNDARY,
     graphs: Graphs | None = None,
+    digest_split: int = 1,
 ) -> ExitStack:
     """Tap inputs, layers with a boundary, final hidden states and logits, of the target and of its draft.
 
     The selection is of the target's layers that mix tokens, each with the experts and modules of its decoder
     layer; a draft's are all tapped. Only sites that match one of the shell patterns are recorded. `graphs`
-    are told what passes outside of recorded steps, so that they can tap full CUDA graphs.
+    are told what passes outside of recorded steps, so that they can tap full CUDA graphs. With `digest_split`
+    heads are recorded in the ranges that so many workers would hold.
     Closing what is returned takes all taps away.
 
     Raises:
-        layout.CannotTap: the selection names no layer of this model, no pattern matches, or modules are to be
-            tapped of a model that is compiled.
+        layout.CannotTap: the selection names no layer of this model, no pattern matches, modules are to be
+            tapped of a model that is compiled, or heads cannot be split.
     """
     if level == MODULE and not is_eager(vllm_config):
         raise layout.CannotTap(
@@ -108,7 +110,7 @@ def install(
         sites += [(name, DRAFT_ROWS) for name in names]
         sites += [(DRAFT + HIDDEN, DRAFT_LOGIT_ROWS), (DRAFT + LOGITS, DRAFT_LOGIT_ROWS)]
 
-    recorder.naming = naming(vllm_config, tapped, draft_found)
+    recorder.naming = naming(vllm_config, tapped, draft_found if drafting else (), digest_split)
     elsewhere = gathered_elsewhere(model, recorder.naming)
     absent |= elsewhere
 

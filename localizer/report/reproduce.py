@@ -85,6 +85,8 @@ def _options(capture: Capture, python: bool) -> Iterator[str]:
             yield "--kv-contents"
         if seen.row_digest != HOST:
             yield from ("--row-digest", seen.row_digest)
+        if seen.digest_split != 1:
+            yield from ("--digest-split", str(seen.digest_split))
         if seen.graph_rows is not None:
             yield from ("--graph-rows", str(seen.graph_rows))
         if seen.graph_memory is not None:

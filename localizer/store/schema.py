@@ -264,6 +264,7 @@ class Observer(Record, frozen=True, kw_only=True):
     Attributes:
         graph_rows, graph_memory: limits of taps inside full graphs, rows and bytes; None without one.
         graph_taps: what they were expected to need; None where there are none, or that was not known.
+        digest_split: heads were recorded in the ranges that so many workers would hold.
         ranks: workers that were recorded, each in its folder `rank-N`.
     """
 
@@ -282,6 +283,7 @@ class Observer(Record, frozen=True, kw_only=True):
     graph_memory: Count | None = None
     graph_taps: GraphTaps | None = None
     probes: Annotated[tuple[str, ...], Few] = ()
+    digest_split: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
 
 

@@ -106,11 +106,26 @@ class Naming:
         rank, ranks: which of how many workers.
         heads: of sites that not every worker holds whole, by their names on a single worker, the range of
             heads as `share` gives it; None where it is not known which part it is.
+        split: of sites that are recorded in several ranges of heads, into how many the whole is divided: a
+            multiple of the ranges in `heads`.
     """
 
     rank: int = 0
     ranks: int = 1
     heads: Mapping[str, tuple[int, int, bool] | None] = field(default_factory=dict)
+    split: Mapping[str, int] = field(default_factory=dict)
+
+    def names(self, site: str) -> tuple[str, ...]:
+        """The names of the ranges of a site in which this worker records it; most are one."""
+        held = self.heads.get(site)
+        if site not in self.split or held is None:
+            return (self(site),)
+        index, of, again = held
+        several = self.split[site] // of
+        rank = self.rank if again else None
+        return tuple(
+            Part(site, index * several + number, of * several, rank).name for number in range(several)
+        )
 
     def __call__(self, site: str) -> str:
         """The name of a site on this worker."""

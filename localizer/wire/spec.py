@@ -85,6 +85,7 @@ class RunSpec:
         level: one of `LEVELS`.
         payload: whose rows are kept, see `kept_sites`.
         row_digest: one of `ROW_DIGESTS`.
+        digest_split: heads are recorded in the ranges that so many workers would hold.
         graph_rows: full CUDA graphs of more rows are not tapped; None taps all.
         graph_memory: bytes that the taps inside full graphs may take at most; None for what is left.
         weights: whether the loaded weights are hashed when the run is over.
@@ -107,6 +108,7 @@ class RunSpec:
     level: str = BOUNDARY
     payload: str = "first"
     row_digest: str = HOST
+    digest_split: int = 1
     graph_rows: int | None = None
     graph_memory: int | None = None
     weights: bool = True

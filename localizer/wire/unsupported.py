@@ -59,6 +59,15 @@ OTHER_RANKS = (
     f"set tensor_parallel_size with --engine, {_TOKENS_ALONE}"
 )
 
+DIGEST_SPLIT = (
+    "{split} workers could not share the heads of {site} ({heads} of them); "
+    "give --digest-split another number, or leave it out"
+)
+
+DIGEST_SPLIT_ON_DEVICE = (
+    "ranges of heads are hashed on the host alone; leave out --digest-split or --row-digest device"
+)
+
 _ROW_DIGEST = "leave out --row-digest device, and rows are hashed on the host"
 
 ROW_DIGEST_PLATFORM = f"rows are hashed on the device only where that is a CUDA GPU; {_ROW_DIGEST}"

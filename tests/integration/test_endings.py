@@ -155,6 +155,23 @@ def test_kill_in_the_multiprocess_engine(running: Callable[..., Running], victim
     assert_sound_but_incomplete(run.capture())
 
 
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers need two processors")
+def test_kill_of_one_of_two_workers(running: Callable[..., Running]) -> None:
+    run = running(
+        *("--engine", "tensor_parallel_size=2"),
+        environment=IN_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    )
+    run.generating()
+    family = run.family()
+    run.find("VLLM::Worker_TP1").kill()
+    assert run.ended() == 2
+    assert "The source ended early: the process VllmWorker-1 died" in run.errors.read_text()
+    until(gone(family), "every process is gone")
+    capture = run.capture()
+    assert_sound_but_incomplete(capture)
+    assert {part.rank for part in capture.sets} == {0, 1}
+
+
 def test_kill_of_localize(running: Callable[..., Running]) -> None:
     run = running()
     run.generating()

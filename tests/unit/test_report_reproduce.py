@@ -59,7 +59,7 @@ def test_every_choice_comes_back(capture: Capture) -> None:
         **{"taps": True, "layers": "0,2", "payload": "none", "changes": [], "level": "module"},
         **{"sites": ("*/query", "a'b"), "rows": ("r00.00:0-4",), "transactions": "first:2"},
         **{"weights": False, "kv_contents": True, "probes": ("a.b:C.d",)},
-        **{"row_digest": "device", "graph_rows": 64, "graph_memory": 512 << 20},
+        **{"row_digest": "device", "graph_rows": 64, "graph_memory": 512 << 20, "digest_split": 2},
     )
     git = Overlay(path="/x", files={}, git=Revision(repository="~/vl lm", revision="main", commit="ab12"))
     source = msgspec.structs.replace(capture.open.source, overlay=git)
@@ -86,6 +86,7 @@ def test_every_choice_comes_back(capture: Capture) -> None:
     assert (found["logprobs"], found["kv_contents"], found["weights"]) == (3, True, False)
     assert found["probes"] == ("a.b:C.d",)
     assert (found["row_digest"], found["graph_rows"], found["graph_memory"]) == ("device", 64, 512)
+    assert found["digest_split"] == 2
     pairs = dict(pair.split("=", 1) for pair in found["engine"])
     assert [json.loads(pairs[key]) for key in ("enforce_eager", "n", "t")] == [True, "1", {"k": [1]}]
     assert pairs["x"] == "a b"
@@ -111,7 +112,8 @@ def test_an_open_document_has_no_part_that_is_forgotten() -> None:
     """A field that is new there has to be thought of here."""
     assert {field.name for field in msgspec.structs.fields(Observer)} == {
         *("taps", "layers", "payload", "changes", "level", "sites", "rows", "transactions", "weights"),
-        *("kv_contents", "probes", "row_digest", "graph_rows", "graph_memory"),
+        *("kv_contents", "probes", "row_digest", "graph_rows", "graph_memory", "digest_split"),
+        "ranks",  # which --engine says
         "graph_taps",  # what was expected, and nobody's choice
     }
     assert "workload" in Open.__struct_fields__
