@@ -42,7 +42,7 @@ PARALLEL = {
 }
 """Engine arguments that make several workers in a way that cannot be captured -> what is said of them."""
 
-RANKS = "tensor_parallel_size is a number of workers from 1 to {most}; set it so with --engine"
+RANKS = "workers are from 1 to {most}; set tensor_parallel_size so with --engine"
 
 MODULES_OF_RANKS = (
     "modules of several workers cannot be tapped, for it is not known which part of a module's output each "

@@ -1,5 +1,5 @@
-"""Captures of two workers of a real vLLM (tensor parallelism on the CPU): neutral, whole, repeatable, and a fault
-of one of them is named."""
+"""Captures of two workers of a real vLLM (tensor parallelism on the CPU): neutral, whole, repeatable, and a
+fault of one of them is named."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def test_both_workers_are_recorded(parallel: Callable[..., Capture]) -> None:
     shapes = {site.name: site.shape for site in capture.sites}
     assert [shapes[f"{LAYER}/query[{rank}/2]"] for rank in (0, 1)] == [(2, 64), (2, 64)]
     assert [shapes[f"{LAYER}/key[{rank}/2]"] for rank in (0, 1)] == [(1, 64), (1, 64)]
-    assert set(capture.table.recorded().tolist()) == {len(capture.table), capture.manifest.counts["logit_rows"]}
+    assert set(capture.table.recorded().tolist()) == {
+        len(capture.table),
+        capture.manifest.counts["logit_rows"],
+    }
     columns = {name: number for number, name in enumerate(names)}
     for base in (INPUT_IDS, HIDDEN, LOGITS, TOKEN):  # which every worker computes whole, and equal
         one, other = (capture.table.digest[:, columns[name]] for name in (base, f"{base}@1"))

@@ -124,6 +124,19 @@ UNSUPPORTED: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({}, {"audio_config": {}}, "Models that take images, audio or video are not supported yet"),
     ({}, {"is_encoder_decoder": True}, "an encoder and a decoder .* name one that has a decoder only"),
     ({"runner": "pooling"}, {"architectures": ["LlamaForCausalLM"]}, "Pooling models return no tokens"),
+    (
+        {"pipeline_parallel_size": 2},
+        {},
+        "Pipeline parallelism is not supported .* leave pipeline_parallel_size",
+    ),
+    ({"data_parallel_size": 2}, {}, "Data parallelism is not supported yet"),
+    ({"decode_context_parallel_size": 2}, {}, "Decode context parallelism is not supported yet"),
+    ({"prefill_context_parallel_size": 2}, {}, "Prefill context parallelism is not supported yet"),
+    (
+        {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"},
+        {},
+        "Several workers are captured only if vLLM starts them itself",
+    ),
     ({"convert": "embed"}, {}, "Pooling models return no tokens, .* name a model that does"),
     ({}, {"architectures": ["Qwen2ForSequenceClassification"]}, "Pooling models .* name a model that does"),
 ]
@@ -170,6 +183,35 @@ def test_what_may_be_supported_is_left_to_vllm(
 ) -> None:
     write_config(tmp_path, config)
     assert prepare(request(tmp_path, engine=engine)).engine == engine
+
+
+def test_several_workers_are_described(tmp_path: Path) -> None:
+    parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    opening = prepare(request(tmp_path, engine=parallel, digest_split=4)).opening
+    assert (opening.observer.ranks, opening.observer.digest_split) == (2, 4)
+    assert "for each worker" in opening.observer.changes[-1]
+    alone = prepare(request(tmp_path)).opening
+    assert (alone.observer.ranks, alone.observer.digest_split) == (1, 1)
+    assert "for each worker" not in alone.observer.changes[-1]
+    untapped = prepare(request(tmp_path, engine=parallel, digest_split=4, taps=False)).opening
+    assert (untapped.observer.ranks, untapped.observer.digest_split) == (1, 1)
+
+
+@pytest.mark.parametrize("size", [0, -1, "two", 1.5, True, 1025, None])
+def test_what_is_no_number_of_workers(tmp_path: Path, size: object) -> None:
+    with pytest.raises(LocalizerError, match=r"^Workers are from 1 to 1024; set tensor_parallel_size"):
+        prepare(request(tmp_path, engine={"tensor_parallel_size": size}))
+
+
+def test_modules_of_several_workers_are_refused(tmp_path: Path) -> None:
+    engine = {"tensor_parallel_size": 2, "enforce_eager": True}
+    with pytest.raises(LocalizerError, match=r"leave out --level module or tensor_parallel_size"):
+        prepare(request(tmp_path, engine=engine, level="module"))
+
+
+def test_ranges_of_heads_are_hashed_on_the_host(tmp_path: Path) -> None:
+    with pytest.raises(LocalizerError, match=r"leave out --digest-split or --row-digest device\.$"):
+        prepare(request(tmp_path, digest_split=2, row_digest="device"))
 
 
 def test_a_configuration_that_cannot_be_read_is_left_to_vllm(tmp_path: Path) -> None:

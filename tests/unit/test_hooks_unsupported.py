@@ -58,10 +58,29 @@ def test_what_is_not(fine: SimpleNamespace) -> None:
     check(fine)
 
 
+def parallel(**sizes: int) -> SimpleNamespace:
+    """A worker of these numbers of workers."""
+    return worker(parallel_config=SimpleNamespace(**sizes))
+
+
+@pytest.mark.parametrize("name", unsupported.PARALLEL)
+def test_other_kinds_of_parallelism_are_refused(name: str) -> None:
+    with pytest.raises(CannotTap) as error:
+        check(parallel(**{name: 2}))
+    assert str(error.value) == unsupported.PARALLEL[name]
+
+
+def test_as_many_workers_as_the_engine_arguments_say() -> None:
+    check(parallel(tensor_parallel_size=2, pipeline_parallel_size=1), 2)
+    with pytest.raises(CannotTap, match="started 2 workers instead of the 1 that"):
+        check(parallel(tensor_parallel_size=2))
+
+
 def test_the_sentences_are_sentences_with_a_next_step() -> None:
     module = ast.parse((Path(localizer.__file__).parent / "wire" / "unsupported.py").read_text())
     names = [node.targets[0].id for node in module.body if isinstance(node, ast.Assign)]  # type: ignore[attr-defined]
-    for sentence in (getattr(unsupported, name) for name in names if name.isupper() and name[0] != "_"):
+    said = [getattr(unsupported, name) for name in names if name.isupper() and name[0] != "_"]
+    for sentence in (text for one in said for text in (one.values() if isinstance(one, dict) else [one])):
         assert "; " in sentence
         assert not sentence.endswith(".")
         assert sentence.isprintable()
