@@ -72,6 +72,16 @@ CASES: dict[str, tuple[Plan, dict[str, object]]] = {
             "overlay": {"v1/spec_decode/eagle.py": "ab12"},
         },
     ),
+    "rank": (
+        Plan(prompts=PROMPTS, matrix=(1, 2, 3), ranks=2),
+        {
+            "changes": {
+                (f"r02.0{index}", 2, f"{attention(1, 'output')}[1/2]"): bump((3,), 1 + index)
+                for index in range(3)
+            }
+        },
+    ),
+    "other-ranks": (Plan(ranks=2), {"ranks": 1, "engine": {"tensor_parallel_size": 1}}),
     "speculation": (
         dataclasses.replace(SPECULATING, speculate=0),
         {"speculate": 3, "engine": {"speculative_config": {"num_speculative_tokens": 3}}},

@@ -225,6 +225,7 @@ def _course(
         for site in range(first, len(places))
         if places[site].stage == OUTPUT
         and places[site].draft == places[first].draft
+        and alignment.owners.get(places[site].name) == alignment.owners.get(places[first].name)
         and comparison.compared[pair, site]
     ]
     if len(behind) < 3:

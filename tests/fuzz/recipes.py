@@ -46,6 +46,8 @@ BASES: dict[str, Plan] = {
     "sets": replace(SMALL, chunk=1, repeats=2),
     "traced": replace(SMALL, traced=True),
     "tokens": replace(SMALL, only_tokens=True),
+    "ranks": replace(SMALL, ranks=2, traced=True),
+    "killed-rank": replace(SMALL, ranks=2, manifest=False, cut={1: 1}),
 }
 """The captures that are altered; the rows of "sets" lie in several sets of shards."""
 
@@ -76,6 +78,7 @@ def lay(files: Files, folder: Path) -> None:
     """Write files into an empty folder."""
     (folder / "rank-0").mkdir(parents=True)
     for name, blob in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(blob)
 
 
@@ -308,6 +311,8 @@ VALUES: tuple[Any, ...] = (
     *["xxh3-128", "bool", "int64", "float64", "float8_e5m2", "F64", "BOOL", "I32", "F8_E4M3"],
     *["sampler/token", "lm_head/logits", "model/hidden_states", "draft:model/input_ids"],
     *["draft:lm_head/logits", "draft:model.layers.1.self_attn.attn/output"],
+    *["rank-1/rows-00000.safetensors", "rank-2/rows-00000.safetensors", "rank-99999/rows-00000.safetensors"],
+    *["model/input_ids@1", "model.layers.0.self_attn.attn/query[0/2]", "a/query[1/2]@3", "a/latent@0/1000"],
     *["model.layers.9999.self_attn.attn/output", "model.layers.0.self_attn.attn/key"],
     *("", LIVE, "\ud800", "a\x00b"),
     *([], {}, [0], [1], [0, 0], [[]], [1, 2, 3], {"a": 1}, [1 << 40, 1 << 40], {"": ""}),
