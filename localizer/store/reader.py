@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -337,23 +337,14 @@ class Capture:
         return sets
 
     @cached_property
-    def _columns_of_ranks(self) -> dict[int, tuple[np.ndarray | slice, dict[str, int]]]:
+    def _columns_of_ranks(self) -> Mapping[int, tuple[np.ndarray | slice, dict[str, int]]]:
         """For each rank the columns of its sites in the table, and the order of these sites by name."""
         if self.open.observer.ranks == 1:
             return {0: (slice(None), self._columns)}
         last = {rank: (path, sites) for (rank, _), (path, sites) in self._digest_shards.items()}
-        found: dict[int, tuple[np.ndarray | slice, dict[str, int]]] = {}
-        owners: dict[str, int] = {}
-        for rank, (path, sites) in last.items():
-            for site in sites:
-                if owners.setdefault(site.name, rank) != rank or site.name not in self._columns:
-                    raise DamagedCapture(
-                        f"{path} is damaged: it holds the site {site.name[:80]!r}, which is another rank's "
-                        "or which the manifest does not name."
-                    )
-            columns = np.sort(np.array([self._columns[site.name] for site in sites], np.int64))
-            found[rank] = columns, {self.sites[column].name: at for at, column in enumerate(columns)}
-        if len(owners) != len(self.sites) and not self.missing_ranks:
+        found = ranks.columns(last, self._columns)
+        held = sum(len(mine) for _, mine in found.values())
+        if held != len(self.sites) and not self.missing_ranks:
             raise DamagedCapture(f"{self.folder} is damaged: no rank holds some of its sites.")
         return found
 
@@ -405,40 +396,14 @@ class Capture:
     @cached_property
     def _joined(self) -> tuple[dict[str, np.ndarray], list[ranks.RankRows]]:
         """The row table of the rank that has most rows, and what each rank has of it."""
-        totals = {rank: sum(part.count for part in sets) for rank, sets in self._by_rank.items()}
-        longest = max(totals, key=lambda rank: (totals[rank], -rank), default=0)
-        columns = self._rows_of(self._by_rank.get(longest, []))
-        found = []
-        for rank, sets in self._by_rank.items():
-            rows = 0
-            for part in sets:
-                same = part.count
-                if rank != longest:
-                    same = ranks.equal_rows(columns, self._row_table(part.rows), part.start)
-                rows += same
-                if same < part.count:
-                    break
-            mine = self._columns_of_ranks[rank][0]
-            assert isinstance(mine, np.ndarray)
-            found.append(ranks.RankRows(rank, sets, mine, rows))
-        return columns, found
+        return ranks.joined(self._by_rank, self._rows_of)
 
     @cached_property
     def short(self) -> list[str]:
         """Which ranks lack rows that another one has, in sentences; none where there is one rank."""
         if self.open.observer.ranks == 1:
             return []
-        columns, parts = self._joined
-        total, found = len(columns["position"]), []
-        for rank in self.missing_ranks if total else ():
-            found.append(f"rank {rank} is missing")
-        for part in parts:
-            if part.rows < sum(item.count for item in part.sets):
-                step = int(columns["step"][part.rows])
-                found.append(f"rank {part.rank} has other rows than the others from step {step} on")
-            elif part.rows < total:
-                found.append(f"rank {part.rank} has {part.rows:,} of {total:,} rows")
-        return found
+        return ranks.short(*self._joined, self.missing_ranks)
 
     def _row_table(self, path: Path) -> dict[str, np.ndarray]:
         """The columns and prefixes of one set."""
