@@ -135,7 +135,8 @@ def details(capture: Capture) -> str:
     ]
     lines += [f"                changes {clean(change)}" for change in opening.observer.changes]
     table, recorded = capture.table, capture.table.recorded()
-    lines.append(f"  rows          {len(table):,} at {len(capture.sites)} sites, {_size(capture)}")
+    workers = f" of {opening.observer.ranks} workers" if opening.observer.ranks > 1 else ""
+    lines.append(f"  rows          {len(table):,} at {len(capture.sites)} sites{workers}, {_size(capture)}")
     for index, site in enumerate(capture.sites):
         shape = "x".join(map(str, site.shape or ())) or "1"
         kept = capture.payload.get(site.name, 0)

@@ -23,7 +23,7 @@ from localizer.report import json
 from localizer.report.archive import readme
 from localizer.store import keep, output, pack, reduce
 from localizer.store.reader import Capture
-from localizer.store.redact import TOKEN_SITES, Redactor
+from localizer.store.redact import Redactor, holds_tokens
 from localizer.store.schema import DIGEST_BYTES
 from localizer.store.verify import check_payload
 
@@ -172,7 +172,7 @@ def _choose(sides: Sequence[_Side], result: Result, redactor: Redactor | None, m
             mine = redactor.witnessed(capture)[capture.table.columns["request"]]
             side.wanted &= capture.were_read() | mine[:, None]
             for column, site in enumerate(capture.sites):
-                if site.name in TOKEN_SITES:
+                if holds_tokens(site.name):
                     side.wanted[:, column] &= redactor.told(site.name, capture.table.prefix)
 
 
@@ -256,7 +256,7 @@ def _essence(result: Result) -> dict[str, Any]:
     tree = {name: msgspec.to_builtins(getattr(result, name)) for name in (*names, "histogram", "coverage")}
     tree["coverage"].pop("payload")
     for site in tree["sites"]:
-        if site["site"] in TOKEN_SITES:
+        if holds_tokens(site["site"]):
             tree["sites"][tree["sites"].index(site)] = {
                 name: site[name] for name in ("site", "rows_compared", "rows_differ", "missing")
             }
@@ -264,7 +264,7 @@ def _essence(result: Result) -> dict[str, Any]:
         found = place["first"]
         if found is not None:  # where in a source that is may be told by a path
             found["segment"] = {name: found["segment"][name] for name in ("after", "before")}
-        if found is not None and found["site"] in TOKEN_SITES:
+        if found is not None and holds_tokens(found["site"]):
             place["first"] = {
                 name: found[name] for name in ("request", "position", "step", "site", "segment")
             }

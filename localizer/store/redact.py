@@ -62,6 +62,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 LOG_TEXT = "The log was left out by localize attach --redact.\n"
 
 
+def holds_tokens(site: str) -> bool:
+    """Whether the rows of a site, of whatever rank, are token ids."""
+    return ranks.base(site) in TOKEN_SITES
+
+
 class Redactor:
     """Replaces what must not be told, in all captures of one archive alike.
 
@@ -128,7 +133,8 @@ class Redactor:
 
     def told(self, site: str, prefix: np.ndarray) -> np.ndarray:
         """Bool [rows]: which rows of a site of token ids may be told, by their (original) prefixes."""
-        return np.array([bytes(row) in self._told[site] for row in prefix], np.bool_)
+        told = self._told[ranks.base(site)]
+        return np.array([bytes(row) in told for row in prefix], np.bool_)
 
     def prefixes(self, prefix: np.ndarray) -> np.ndarray:
         """uint8 [rows, 16]: keyed prefixes; those that are not known stay zero."""
@@ -152,8 +158,7 @@ class Redactor:
         found = np.array(digest)
         for column, site in enumerate(sites):
             rows = np.flatnonzero(present[:, column])
-            base = ranks.base(site)
-            plain = self.told(base, prefix[rows]) if base in TOKEN_SITES else None
+            plain = self.told(site, prefix[rows]) if holds_tokens(site) else None
             for number, row in enumerate(rows.tolist()):
                 old = digest[row, column].tobytes()
                 if plain[number] if plain is not None else old in kept:

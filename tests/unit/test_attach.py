@@ -29,6 +29,7 @@ from localizer.store.prefix import prefix_digests
 from localizer.store.reader import Capture
 from localizer.store.schema import HiddenPrompt
 from localizer.store.verify import DAMAGED, SOUND, verify_archive
+from localizer.wire import ranks
 from localizer.wire.spec import DRAFT, INPUT_IDS, LOGITS, TOKEN
 
 SAME = (
@@ -63,7 +64,7 @@ def check(root: Path, plans: Sequence[Plan], *, redact: bool) -> None:
         assert one["coverage"][name] == other["coverage"][name], name
     hidden = ("rows_read", "class", "max_ulp")
     for mine, theirs in zip(one["sites"], other["sites"], strict=True):
-        if redact and mine["site"] in (INPUT_IDS, TOKEN):
+        if redact and ranks.base(mine["site"]) in (INPUT_IDS, TOKEN):
             mine, theirs = ({k: v for k, v in it.items() if k not in hidden} for it in (mine, theirs))
         assert mine == theirs
     if one["controls"] is not None:
@@ -120,6 +121,7 @@ def drawn(seed: int) -> list[Plan]:
         method=rng.choice(("eagle3", "eagle", "ngram")),
         traced=rng.random() < 0.5,
         manifest=rng.random() < 0.9,
+        ranks=rng.choice((1, 1, 2)),
     )
     names = [site.name for site in base.sites()]
     base = replace(
@@ -284,6 +286,22 @@ def test_no_digest_can_be_tried_out(tmp_path: Path) -> None:
             }
             for row in (equal & capture.table.present[:, column]).nonzero()[0]:
                 assert capture.table.digest[row, column].tobytes() in stored
+
+
+def test_no_token_of_any_rank_can_be_tried_out(tmp_path: Path) -> None:
+    plan = replace(SECRET, ranks=2)
+    changes = {("r01.01", 4, f"{attention(1, 'query')}[1/2]"): bump((1, 2))}
+    originals = [Capture(folder) for folder in pair(tmp_path, plan, changes=changes)]
+    made = attach(*originals, [], tmp_path / "x.zip", limit=25_000_000, redact=True)
+    for original, capture in zip(originals, loaded(made.path), strict=True):
+        told = capture.table.columns["token"] >= 0
+        assert told.any()
+        for site in (INPUT_IDS, f"{INPUT_IDS}@1", TOKEN, f"{TOKEN}@1"):
+            column = [found.name for found in capture.sites].index(site)
+            equal = (capture.table.digest[:, column] == original.table.digest[:, column]).all(axis=1)
+            equal &= capture.table.present[:, column]
+            assert site.startswith(TOKEN) or (equal == told).all()
+            assert capture.payload[site] == int(equal.sum()) < int(capture.table.present[:, column].sum())
 
 
 def test_the_records_say_what_was_taken_from_what(tmp_path: Path) -> None:

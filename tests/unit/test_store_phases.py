@@ -12,7 +12,7 @@ from builders import Plan, attention, bump, write
 from phased import BASE, QUERY, RAN, phased
 
 from localizer.errors import DamagedCapture, LocalizerError
-from localizer.store import phases as module
+from localizer.store import sets
 from localizer.store.phases import Phase, phase_of
 from localizer.store.reader import Capture
 from localizer.store.sets import Table
@@ -67,7 +67,7 @@ def test_a_phase_reads_like_a_capture_of_its_own(whole: Capture, alone: Capture)
 
 
 def test_rows_in_any_order(whole: Capture, alone: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WINDOW_ROWS", 3)
+    monkeypatch.setattr(sets, "WINDOW_ROWS", 3)
     digest, expected = Phase(whole, "B").table.digest, np.asarray(alone.table.digest)
     rows = np.array([5, 0, 3, 3])
     assert np.array_equal(digest[rows], expected[rows])
