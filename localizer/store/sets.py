@@ -168,7 +168,11 @@ class Stacked:
         if rest:
             raise TypeError("behind an array of rows there is no further index")
         chosen = np.asarray(rows)
-        return self._pick(np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64))
+        chosen = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
+        count = len(chosen)
+        if count and chosen[-1] - chosen[0] == count - 1 and np.all(chosen[1:] > chosen[:-1]):
+            return self._run(int(chosen[0]), int(chosen[-1]) + 1)  # neighbours
+        return self._pick(chosen)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._run(0, len(self)), dtype=dtype)  # type: ignore[call-overload]
@@ -191,8 +195,6 @@ class Stacked:
 
     def _pick(self, rows: np.ndarray) -> np.ndarray:
         """Rows in any order."""
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.all(rows[1:] > rows[:-1]):
-            return self._run(int(rows[0]), int(rows[-1]) + 1)
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
         owners = np.searchsorted(self._starts, rows, side="right") - 1
         for owner in np.unique(owners):

@@ -22,6 +22,7 @@ pytest.importorskip("vllm.forward_context")
 from localizer.hooks import steps, taps, trace  # noqa: E402 - needs torch
 from localizer.hooks.ingraph import Graphs  # noqa: E402
 from localizer.hooks.recorder import Recorder  # noqa: E402
+from localizer.wire.ranks import Naming  # noqa: E402
 from localizer.wire.spec import DRAFT, HIDDEN, LOGITS  # noqa: E402
 
 WIDTH, VOCABULARY, MOST = 2, 4, 8
@@ -359,6 +360,14 @@ def test_tokens_that_vllm_never_asks_for_are_collected_at_the_end(setting: Setti
     setting.recorder.finish()
     assert setting.notes.messages[-1]["sampled"].get(0) == {"a": [1], "b": [1]}
     output._requests = None  # vLLM's own can be asked only once
+    assert output.get_output().req_ids == ["a", "b"]
+
+
+def test_tokens_of_a_rank_that_vllm_does_not_ask(setting: Setting) -> None:
+    """Of several workers vLLM asks rank 0 alone: on the others whoever needs the tokens does."""
+    setting.recorder.naming = Naming(1, 2)
+    output = setting.step()
+    assert setting.notes.messages[-1]["sampled"].get(0) == {"a": [1], "b": [1]}
     assert output.get_output().req_ids == ["a", "b"]
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +20,10 @@ from hypothesis import strategies as st
 from localizer.store import writer as module
 from localizer.store.digest import XXH3
 from localizer.store.dtypes import NUMPY, itemsize
+from localizer.store.journal import append_journal
 from localizer.store.prefix import prefix_digest
 from localizer.store.reader import Capture
-from localizer.store.schema import DECIDES_TOKEN, FEEDS_LOGITS, KINDS, PLAIN, Site
+from localizer.store.schema import DECIDES_TOKEN, FEEDS_LOGITS, KINDS, PLAIN, Shard, Site
 from localizer.store.writer import RankWriter, StreamError, execution_order
 from localizer.wire.rowsum import ROWSUM
 
@@ -375,6 +379,34 @@ def test_the_journal_lists_shards_as_they_are(folder: Path, rank: RankWriter) ->
         assert (line["size"], line["xxh3_128"]) == (len(blob), xxhash.xxh3_128_hexdigest(blob))
     names = [f"rank-0/{what}-00000.safetensors" for what in ("rows", "digests")]
     assert [line["name"] for line in lines] == names
+
+
+def test_writers_of_several_ranks_share_the_journal(folder: Path) -> None:
+    def add(rank: int) -> None:
+        for number in range(100):
+            name = f"rank-{rank}/rows-{number:05d}.safetensors"
+            append_journal(folder, Shard(name=name, size=number, xxh3_128="0" * 32))
+
+    threads = [threading.Thread(target=add, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = [json.loads(line)["name"] for line in (folder / "journal.jsonl").read_text().splitlines()]
+    assert len(set(lines)) == len(lines) == 400
+    for rank in range(4):
+        mine = [name for name in lines if name.startswith(f"rank-{rank}/")]
+        assert mine == sorted(mine)
+
+
+def test_a_journal_line_that_is_cut_off_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short(io.FileIO):
+        def write(self, blob: Any) -> int:
+            return super().write(blob[:3])
+
+    monkeypatch.setattr(Path, "open", lambda self, mode, buffering: Short(self, "ab"))
+    with pytest.raises(OSError, match="No space left"):
+        append_journal(folder, Shard(name="x", size=0, xxh3_128=""))
 
 
 # -- rows that a GPU has hashed ---------------------------------------------------------------------------
