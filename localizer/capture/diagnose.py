@@ -26,6 +26,9 @@ _PATTERNS = (
     (r"[Mm]emory on node .* (?:is less than|than requested)|out of memory|OutOfMemory|Cannot allocate memory",
      "there is not enough memory; lower it with --engine gpu_memory_utilization=... or "
      "kv_cache_memory_bytes=..."),
+    (r"Not enough allowed NUMA nodes",
+     "vLLM gives each worker on the CPU a NUMA node of its own, and there are fewer; "
+     "name the cores of each instead, such as --env 'VLLM_CPU_OMP_THREADS_BIND=0|1'"),
     (r"Repo id must|not a valid model identifier|LocalEntryNotFound|couldn't connect|MaxRetry|OfflineMode",
      "the model could not be fetched; name a local folder with --model"),
     (r"Python\.h|No C\+\+ compiler|InvalidCxxCompiler", "no C++ compiler works; install one (g++)"),

@@ -32,7 +32,7 @@ def estimate(
     sites: Sequence[str],
     rows: int | None,
 ) -> GraphTaps | None:
-    """Rows and bytes of the buffers; None where there are none, or config.json does not tell.
+    """Rows and bytes of the buffers, of each worker; None where there are none, or config.json does not tell.
 
     Args:
         config: the model's config.json.
@@ -47,12 +47,13 @@ def estimate(
         return None
     count = greatest if rows is None else min(greatest, rows)
     size = _element_size(engine)
-    total = _layers(config, "", layers, sites)
+    ranks = _number(engine.get("tensor_parallel_size")) or 1
+    total = _layers(config, "", layers, sites, ranks)
     if total is None:
         return None
     taken = total * count
     if draft is not None:
-        of_draft = _layers(draft, DRAFT, "all", sites)
+        of_draft = _layers(draft, DRAFT, "all", sites, ranks)
         if of_draft is None:
             return None
         requests = min(count, _number(engine.get("max_num_seqs")) or count)
@@ -101,8 +102,13 @@ def greatest_graph(engine: Mapping[str, Any]) -> int:
     return MOST_ROWS
 
 
-def _layers(config: Mapping[str, Any], prefix: str, layers: str, sites: Sequence[str]) -> int | None:
-    """Elements of a row at all wanted sites of the chosen layers; None where that is not known."""
+def _layers(
+    config: Mapping[str, Any], prefix: str, layers: str, sites: Sequence[str], ranks: int
+) -> int | None:
+    """Elements of a row at all wanted sites of the chosen layers, of one of so many ranks.
+
+    None where that is not known.
+    """
     inner = config.get("text_config")
     config = inner if isinstance(inner, Mapping) else config
     number, heads = (_number(config.get(key)) for key in ("num_hidden_layers", "num_attention_heads"))
@@ -113,6 +119,7 @@ def _layers(config: Mapping[str, Any], prefix: str, layers: str, sites: Sequence
         return None
     dim = _number(config.get("head_dim")) or _number(config.get("hidden_size")) // heads
     groups = _number(config.get("num_key_value_heads")) or heads
+    heads, groups = -(-heads // ranks), max(1, groups // ranks)
     widths = dict(zip(SITE_KINDS, (heads * dim, groups * dim, groups * dim, heads * dim), strict=True))
     try:
         chosen = parse_indices(layers, number)

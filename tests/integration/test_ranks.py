@@ -25,7 +25,7 @@ pytestmark = [
 PARALLEL = EAGER | {"tensor_parallel_size": 2}
 
 CORES = IN_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-"""vLLM does not share so few processors among its workers by itself."""
+"""vLLM gives each worker a NUMA node by itself, and most machines have one."""
 
 LAYER = "model.layers.3.self_attn.attn"
 

@@ -44,6 +44,10 @@ def log(tmp_path: Path) -> Path:
             "ValueError: LLM.enqueue() is only supported for generative models.",
             "pooling models return no tokens",
         ),
+        (
+            "AssertionError: Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers.",
+            "vLLM gives each worker on the CPU a NUMA node of its own, and there are fewer; name the cores",
+        ),
         ("Stopped: so it is\nand more", "Stopped: so it is"),
         ("Stopped: ", "Stopped:"),
     ],

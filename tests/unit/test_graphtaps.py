@@ -40,6 +40,8 @@ def test_all_layers_of_an_8b_model() -> None:
         ({"engine": {"cudagraph_capture_sizes": [1, 8, 4]}}, 8, 32 * ROW),
         ({"engine": {"compilation_config": {"cudagraph_capture_sizes": [16]}}}, 16, 32 * ROW),
         ({"engine": {"compilation_config": {"max_cudagraph_capture_size": 32}}}, 32, 32 * ROW),
+        ({"engine": {"tensor_parallel_size": 4}}, 512, 8 * ROW),
+        ({"engine": {"tensor_parallel_size": 16}}, 512, 32 * (2 + 1 + 1 + 2) * 128 * 2),
         ({"config": LLAMA | {"head_dim": 64}}, 512, 16 * ROW),
         ({"config": {"text_config": LLAMA}}, 512, 32 * ROW),
         ({"config": LLAMA | {"layer_types": ["full_attention", "sliding_attention"]}}, 512, 32 * ROW),
