@@ -33,7 +33,6 @@ UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 EXIT_SECONDS = 60.0
 """How long a source that has reported everything may take to end by itself."""
 
-
 WRITING_SECONDS = 30.0
 """How long the writers of a capture that is stopped may take to write what they have."""
 

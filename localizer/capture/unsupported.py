@@ -61,7 +61,7 @@ def reasons(
         yield unsupported.LORA
     yield from (why for name, why in unsupported.PARALLEL.items() if engine.get(name, 1) != 1)
     if engine.get("tensor_parallel_size", 1) != 1:
-        if engine.get("distributed_executor_backend") not in OWN_EXECUTORS:
+        if engine.get("distributed_executor_backend") not in OWN_EXECUTORS or engine.get("nnodes", 1) != 1:
             yield unsupported.EXECUTOR
         if level == MODULE:
             yield unsupported.MODULES_OF_RANKS

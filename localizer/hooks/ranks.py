@@ -60,7 +60,7 @@ def _layer(
 ) -> Iterator[tuple[str, Held]]:
     """The sites of a layer whose heads are split over `split` ranks: over all, or a draft's over one."""
     queries, pairs = _totals(model)
-    for part in layer.parts:
+    for part in (*layer.parts, *layer.absent):
         total = pairs if part in ("key", "value") else queries
         mine = _mine(layer.layer, "num_kv_heads" if part in ("key", "value") else "num_heads")
         fits = layer.heads and total is not None and mine == max(1, total // split)

@@ -55,11 +55,6 @@ class Part:
         rank = "" if self.rank is None else f"@{self.rank}" + (f"/{self.ranks}" if self.ranks else "")
         return f"{self.base}{heads}{rank}"
 
-    @property
-    def whole(self) -> bool:
-        """Whether it is a site of all heads, wherever it is held."""
-        return self.of == 1 and not self.ranks
-
 
 @lru_cache(maxsize=65536)
 def parse(name: str) -> Part:

@@ -51,7 +51,7 @@ MODULES_OF_RANKS = (
 
 EXECUTOR = (
     "several workers are captured only if vLLM starts them itself on this machine; "
-    f"leave distributed_executor_backend out of --engine, {_TOKENS_ALONE}"
+    f"leave distributed_executor_backend and nnodes out of --engine, {_TOKENS_ALONE}"
 )
 
 OTHER_RANKS = (

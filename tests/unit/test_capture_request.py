@@ -137,6 +137,7 @@ UNSUPPORTED: list[tuple[dict[str, object], dict[str, object], str]] = [
         {},
         "Several workers are captured only if vLLM starts them itself",
     ),
+    ({"tensor_parallel_size": 2, "nnodes": 2}, {}, "Several workers .* leave .* and nnodes out of --engine"),
     ({"convert": "embed"}, {}, "Pooling models return no tokens, .* name a model that does"),
     ({}, {"architectures": ["Qwen2ForSequenceClassification"]}, "Pooling models .* name a model that does"),
 ]

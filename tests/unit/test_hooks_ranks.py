@@ -72,6 +72,18 @@ def test_a_model_without_one_number_of_heads() -> None:
     assert names(found)[0] == "a/query@1/2"
 
 
+def test_a_part_that_a_layer_does_not_have_is_named_like_the_others() -> None:
+    shared = Boundary(
+        "a",
+        SimpleNamespace(num_heads=4, num_kv_heads=1),
+        (),
+        ("query", "output"),
+        {"key": "shared", "value": "shared"},
+        heads=True,
+    )
+    assert names(naming(config(1, 2), [shared], [])) == [f"a/{part}[1/2]" for part in SITE_KINDS]
+
+
 @pytest.mark.parametrize(
     ("draft_ranks", "heads", "said"), [(2, 2, "draft:d/query[1/2]"), (1, 4, "draft:d/query@1")]
 )
