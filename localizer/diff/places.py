@@ -168,11 +168,20 @@ def _of_op(
                 for there in known
                 if there.base == base and owners.get(there.name) == owners.get(output.name)
             ),
-            key=lambda there: there.suffix == output.suffix,
+            key=lambda there: same_heads(there, output),
             default=Place(base + output.suffix, QKV, output.layer, "", None),
         ).name
         for base in found
     ]
+
+
+def same_heads(one: Place, other: Place) -> bool:
+    """Whether the ranges of heads that two sites hold overlap; where that is not known, or all, they do."""
+    ours, theirs = ranks.parse(one.name), ranks.parse(other.name)
+    return (
+        ours.index * theirs.of < (theirs.index + 1) * ours.of
+        and theirs.index * ours.of < (ours.index + 1) * theirs.of
+    )
 
 
 def upstream(
@@ -201,9 +210,9 @@ def upstream(
         return inputs
     nearest = next((i for i in reversed(there) if places[i].group != before.group), None)
     if nearest is not None and (owners or before.suffix):
-        mine = (owners or {}).get(before.name)
+        owner = (owners or {}).get
         nearest = max(
             (i for i in there if places[i].group == places[nearest].group),
-            key=lambda i: (places[i].suffix == before.suffix, (owners or {}).get(places[i].name) == mine, i),
+            key=lambda i: (owner(places[i].name) == owner(before.name), same_heads(places[i], before), i),
         )
     return inputs if nearest is not None and places[nearest].stage == INPUTS else nearest

@@ -24,15 +24,8 @@ from localizer.store.reader import Capture
 from localizer.store.schema import DECODE, FEEDS_LOGITS, PREFILL, PREFILL_CHUNK, VERIFY_REJECTED
 
 SIGNATURES = (
-    *(
-        "draft-only",
-        "sampler-only",
-        "one-rank",
-        "last-token",
-        "from-position-1",
-        "after-chunk-boundary",
-        "cached-prefix",
-    ),
+    *("draft-only", "sampler-only", "one-rank"),
+    *("last-token", "from-position-1", "after-chunk-boundary", "cached-prefix"),
     *("decode-only", "prefill-only", "verify-only", "batch-size-over", "padded-batch", "heads", "grows"),
     "decays",
 )

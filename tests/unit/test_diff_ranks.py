@@ -9,6 +9,7 @@ import pytest
 from builders import Plan, attention, bump, pair
 
 from localizer.diff import diff, diff_within
+from localizer.diff.places import key_value_sites, place, taken_in, upstream
 from localizer.diff.result import DIVERGED, IDENTICAL, INCONCLUSIVE, Result
 from localizer.errors import DamagedCapture
 from localizer.report.formats import encoded
@@ -148,6 +149,39 @@ def test_drafts_of_ranks(tmp_path: Path) -> None:
     assert result.first is not None
     assert result.first.site == f"draft:{attention(3, 'output')}[1/2]"
     assert "one-rank" in codes(result)
+
+
+FOUR = {
+    f"l.attn/{part}": rank
+    for rank, parts in enumerate(
+        (
+            ("query[0/4]", "key[0/2]", "value[0/2]", "output[0/4]"),
+            ("query[1/4]", "key[0/2]@1", "value[0/2]@1", "output[1/4]"),
+            ("query[2/4]", "key[1/2]", "value[1/2]", "output[2/4]"),
+            ("query[3/4]", "key[1/2]@3", "value[1/2]@3", "output[3/4]"),
+        )
+    )
+    for part in parts
+}
+"""Sites of one layer on four ranks that share two key heads, with their ranks."""
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("several", [True, False], ids=["ranks", "ranges of one rank"])
+def test_an_output_goes_with_what_its_rank_took_in(rank: int, several: bool) -> None:
+    ranks = FOUR if several else {name: 0 for name in FOUR if "@" not in name}
+    owners = ranks if several else {}
+    names = sorted(ranks, key=lambda name: ("query", "key", "value", "output").index(place(name).part))
+    output = place(f"l.attn/output[{rank}/4]")
+    copy = f"@{rank}" if several and rank % 2 else ""
+    key, value = (f"l.attn/{part}[{rank // 2}/2]{copy}" for part in ("key", "value"))
+    assert taken_in(output, names, owners) == [f"l.attn/query[{rank}/4]", key, value]
+    assert key_value_sites(output, names, owners) == [key, value]
+    places = [place(name) for name in names]
+    index = names.index(output.name)
+    after = upstream(places, index, [True] * len(names), owners)
+    assert after is not None
+    assert names[after] == value
 
 
 def test_all_formats_tell_of_ranks(tmp_path: Path) -> None:
