@@ -12,6 +12,7 @@ no other. The parts:
   same work kept; two such captures against each other; one against a capture hashed on the host;
 * `limits`: `--graph-rows` and `--graph-memory`, and stated against real memory of the taps;
 * `kv`: `--kv-contents` and block tables, on V1 and V2;
+* `logits`: tokens and the raw logits that vLLM itself returns, with taps and without, in each graph mode;
 * `eagle`: full against piecewise graphs with EAGLE3, V1 with FlashAttention, V2 with Triton;
 * `overhead`: milliseconds a step, alternated: rows hashed on the host and on the GPU, and what other graph
   modes cost without a tap (dummy weights in the shape of `--shape`).
@@ -38,15 +39,18 @@ import numpy as np
 from localizer.diff.align import align
 from localizer.store.digest import row_digest
 from localizer.store.reader import Capture
+from localizer.store.schema import Output
 from localizer.wire import rowsum
 
-FIRST = ("digest", "captures", "limits", "kv", "eagle")
+FIRST = ("digest", "captures", "logits", "limits", "kv", "eagle")
 ARMS = ("v2-fa-full", "v1-tr-full")
 EAGLE = ("v1-fa-full-eagle", "v1-fa-piecewise-eagle", "v2-tr-full-eagle", "v2-tr-piecewise-eagle")
 ALTERNATED = (
     *("plain", "digests", "digests-device", "query-output", "piecewise", "full-alone"),
     *("plain", "digests", "digests-device", "query-output", "breakable", "eager"),
 )
+LOGITS = [f"{kind}-{mode}" for kind in ("v2-fa", "v1-tr") for mode in ("full", "piecewise", "none", "eager")]
+RETURNED = ("--logprobs", "20", "--engine", "logprobs_mode=raw_logits")
 FLIPS = 1000
 
 
@@ -176,6 +180,13 @@ def opened(options: argparse.Namespace, name: str) -> Capture:
     return Capture(gpu_overhead.newest(options.out / name))
 
 
+def returned(options: argparse.Namespace, name: str) -> list[Output]:
+    """What vLLM returned in the newest capture of a name."""
+    manifest = opened(options, name).manifest
+    assert manifest is not None
+    return manifest.outputs
+
+
 def captures(options: argparse.Namespace) -> dict[str, Any]:
     """Rows hashed on the GPU against rows that were kept."""
     device = ("--payload", "none", "--row-digest", "device")
@@ -202,6 +213,25 @@ def captures(options: argparse.Namespace) -> dict[str, Any]:
             "device_against_device": gpu_capture.diff((names[1], names[2]), options),
             "device_against_host": gpu_capture.diff((names[1], names[0]), options),
         }
+    return found
+
+
+def logits(options: argparse.Namespace) -> dict[str, Any]:
+    """What vLLM returns with taps and without: tokens, and beside each the raw logits of the first 20."""
+    jobs = [(arm, *more) for arm in LOGITS for more in ((), ("--no-taps",))]
+    names = [f"next-logits-{arm}{'-plain' if more else ''}" for arm, *more in jobs]
+    with ThreadPoolExecutor(options.together) as pool:
+        made = list(pool.map(lambda name, job: make(name, job[0], options, *RETURNED, *job[1:]), names, jobs))
+    found: dict[str, Any] = {"captures": dict(zip(names, made, strict=True))}
+    for arm in LOGITS:
+        sides = [f"next-logits-{arm}", f"next-logits-{arm}-plain"]
+        if all("state" in found["captures"][side] for side in sides):
+            tapped, plain = (returned(options, side) for side in sides)
+            found[arm] = {
+                "tokens_equal": [one.tokens for one in tapped] == [one.tokens for one in plain],
+                "logits_equal": [one.logprobs for one in tapped] == [one.logprobs for one in plain],
+                "logits": sum(len(table) for one in tapped for table in one.logprobs),
+            }
     return found
 
 
@@ -263,6 +293,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "digest": lambda options: digest(),
     "captures": captures,
+    "logits": logits,
     "limits": limits,
     "kv": kv,
     "eagle": eagle,
