@@ -175,7 +175,7 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool,
         places = [(order.index(parameter), parameter) for parameter, _ in which]
         sites = [f"{name}/{part}" for _, part in which]
         record = recorder.tap(sites, draft)
-        inside = recorder.guarded(group.tap(sites, record).see) if group is not None else None
+        inside = recorder.guarded(group.tap(sites).see) if group is not None else None
 
         def take(args: Any, kwargs: Any) -> None:
             record(*[args[index] if index < len(args) else kwargs.get(key) for index, key in places])
