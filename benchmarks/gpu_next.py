@@ -1,6 +1,6 @@
 """What was prepared without a GPU, on one: row digests taken there, limits of graph taps, V2's KV contents.
 
-    python3 benchmarks/gpu_next.py --model /tmp/m/m1b --draft /tmp/m/draft1b --out /tmp/captures
+    python3 benchmarks/gpu_next.py --model /tmp/m/m1b --out /tmp/captures
     python3 benchmarks/gpu_next.py --parts overhead --shape /tmp/m/m8b --model /tmp/m/m1b --out /tmp/captures
 
 Each call prints one JSON object, and writes it to `gpu-next-PARTS.json`; a part that fails says why and stops
@@ -13,7 +13,6 @@ no other. The parts:
 * `limits`: `--graph-rows` and `--graph-memory`, and stated against real memory of the taps;
 * `kv`: `--kv-contents` and block tables, on V1 and V2;
 * `logits`: tokens and the raw logits that vLLM itself returns, with taps and without, in each graph mode;
-* `eagle`: full against piecewise graphs with EAGLE3, V1 with FlashAttention, V2 with Triton;
 * `overhead`: milliseconds a step, alternated: rows hashed on the host and on the GPU, and what other graph
   modes cost without a tap (dummy weights in the shape of `--shape`).
 
@@ -42,9 +41,8 @@ from localizer.store.reader import Capture
 from localizer.store.schema import Output
 from localizer.wire import rowsum
 
-FIRST = ("digest", "captures", "logits", "limits", "kv", "eagle")
+FIRST = ("digest", "captures", "logits", "limits", "kv")
 ARMS = ("v2-fa-full", "v1-tr-full")
-EAGLE = ("v1-fa-full-eagle", "v1-fa-piecewise-eagle", "v2-tr-full-eagle", "v2-tr-piecewise-eagle")
 ALTERNATED = (
     *("plain", "digests", "digests-device", "query-output", "piecewise", "full-alone"),
     *("plain", "digests", "digests-device", "query-output", "breakable", "eager"),
@@ -272,17 +270,6 @@ def kv(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def eagle(options: argparse.Namespace) -> dict[str, Any]:
-    """Full against piecewise graphs with a draft."""
-    until = time.monotonic() + options.total
-    with ThreadPoolExecutor(options.together) as pool:
-        made = list(pool.map(lambda arm: gpu_capture.capture(arm, options, until), EAGLE))
-    for found in made:
-        found.pop("tokens", None)
-    pairs = [pair for pair in gpu_capture.PAIRS if set(pair) <= set(EAGLE)]
-    return {"captures": made, "diffs": [gpu_capture.diff(pair, options) for pair in pairs]}
-
-
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds a step by arm."""
     options.arms, options.model = ",".join(ALTERNATED), options.shape or options.model
@@ -296,7 +283,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "logits": logits,
     "limits": limits,
     "kv": kv,
-    "eagle": eagle,
     "overhead": overhead,
 }
 
