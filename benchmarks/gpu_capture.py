@@ -5,8 +5,9 @@
 Captures run a few at a time, each in a process group of its own with a time limit; what fails stops nothing
 else. All sides of a diff run the same workload. Nothing is forced but what an arm is named after: model
 runner (v1, v2), attention backend (tr: TRITON_ATTN, fa: FLASH_ATTN), graph mode (full: FULL_AND_PIECEWISE,
-the default; alone: FULL; breakable: the default with graphs that Python can break), `eagle`: EAGLE3 with three draft tokens, `core`: the engine core in its own process, `sync`:
-async scheduling off, `plain`: no taps. The summary is printed at the end and written to `summary.json`.
+the default; alone: FULL; breakable: the default with graphs that Python can break), `eagle`: EAGLE3 with
+three draft tokens, `core`: the engine core in its own process, `sync`: async scheduling off, `plain`: no
+taps. The summary is printed at the end and written to `summary.json`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ PAIRS = (
     ("v2-fa-full-eagle", "v2-fa-piecewise-eagle"), ("v1-tr-full-eagle", "v1-tr-piecewise-eagle"),
     ("v1-fa-full-eagle", "v1-fa-piecewise-eagle"), ("v2-tr-full-eagle", "v2-tr-piecewise-eagle"),
     ("v2-fa-full", "v2-fa-alone"), ("v1-tr-full", "v1-tr-alone"), ("v2-fa-breakable", "v2-fa-eager"),
-    ("v1-tr-breakable", "v1-tr-eager"), ("v1-fa-eager", "v2-fa-eager"), ("v1-tr-eager", "v2-tr-eager"), ("v2-fa-full", "v2-fa-eager"),
+    ("v1-tr-breakable", "v1-tr-eager"), ("v1-fa-eager", "v2-fa-eager"), ("v1-tr-eager", "v2-tr-eager"),
+    ("v2-fa-full", "v2-fa-eager"),
 )  # fmt: skip
 """Arms that are compared; all but the last should be identical, row for row."""
 

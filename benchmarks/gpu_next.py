@@ -293,7 +293,6 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--parts", default=",".join(FIRST), help="parts, with commas")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--draft", default="")
     parser.add_argument("--shape", default="", help="model folder of the overhead; --model unless named")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path(os.environ.get("OUT", ".")))
