@@ -75,7 +75,7 @@ def _copy_rows(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor])
     In a launch for several tensors one thread block takes 65,536 elements, so that eight rows of 4096 each
     would be the work of one block; as tensors of their own they are that of eight.
     """
-    if sum(map(len, targets)) <= MOST_PIECES:
+    if sum(map(len, targets)) <= MOST_PIECES and all(source[0].is_contiguous() for source in sources):
         torch._foreach_copy_(_rows(targets), _rows(sources))
     else:
         for target, source in zip(targets, sources, strict=True):
