@@ -264,9 +264,11 @@ class DeviceSink:
             assert self._hashing is not None
             self._hashing(rows, digests)
         targets, sources = self._targets, self._sources
-        if targets:
-            self._targets, self._sources = [], []
+        if len(targets) == 1:  # as large as logits may be: by many blocks
+            targets[0].copy_(sources[0])
+        elif targets:
             torch._foreach_copy_(targets, sources)
+        self._targets, self._sources = [], []
 
     def _view(self, place: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """The part of the device's buffer under way that a tensor of this shape takes."""
