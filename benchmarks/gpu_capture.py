@@ -5,8 +5,9 @@
 Captures run a few at a time, each in a process group of its own with a time limit; what fails stops nothing
 else. All sides of a diff run the same workload. Nothing is forced but what an arm is named after: model
 runner (v1, v2), attention backend (tr: TRITON_ATTN, fa: FLASH_ATTN), graph mode (full: FULL_AND_PIECEWISE,
-the default), `eagle`: EAGLE3 with three draft tokens, `core`: the engine core in its own process, `sync`:
-async scheduling off, `plain`: no taps. The summary is printed at the end and written to `summary.json`.
+the default; alone: FULL; breakable: the default with graphs that Python can break), `eagle`: EAGLE3 with
+three draft tokens, `core`: the engine core in its own process, `sync`: async scheduling off, `plain`: no
+taps. The summary is printed at the end and written to `summary.json`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-MODES = {"full": "FULL_AND_PIECEWISE", "piecewise": "PIECEWISE", "none": "NONE"}
+MODES = {"full": "FULL_AND_PIECEWISE", "piecewise": "PIECEWISE", "none": "NONE", "alone": "FULL"}
 BACKENDS = {"tr": "TRITON_ATTN", "fa": "FLASH_ATTN"}
 
 FIRST = (
@@ -42,6 +43,8 @@ FIRST = (
     *("v1-tr-eager-plain", "v2-tr-none", "v1-fa-none", "v2-tr-eager", "v1-fa-eager"),
     *("v2-fa-piecewise-plain", "v1-tr-piecewise-plain"),
     *("v1-fa-full-eagle", "v1-fa-piecewise-eagle", "v2-tr-full-eagle", "v2-tr-piecewise-eagle"),
+    *("v2-fa-alone", "v1-tr-alone", "v2-fa-breakable", "v1-tr-breakable"),
+    *("v2-fa-alone-plain", "v1-tr-alone-plain", "v2-fa-breakable-plain", "v1-tr-breakable-plain"),
 )
 """Arms in the order in which they start: what teaches most comes first."""
 
@@ -58,7 +61,9 @@ PAIRS = (
     ("v1-tr-full", "v2-tr-full"), ("v2-fa-full", "v2-fa-full-core"), ("v2-fa-full", "v2-fa-full-sync"),
     ("v2-fa-full-eagle", "v2-fa-piecewise-eagle"), ("v1-tr-full-eagle", "v1-tr-piecewise-eagle"),
     ("v1-fa-full-eagle", "v1-fa-piecewise-eagle"), ("v2-tr-full-eagle", "v2-tr-piecewise-eagle"),
-    ("v1-fa-eager", "v2-fa-eager"), ("v1-tr-eager", "v2-tr-eager"), ("v2-fa-full", "v2-fa-eager"),
+    ("v2-fa-full", "v2-fa-alone"), ("v1-tr-full", "v1-tr-alone"), ("v2-fa-breakable", "v2-fa-eager"),
+    ("v1-tr-breakable", "v1-tr-eager"), ("v1-fa-eager", "v2-fa-eager"), ("v1-tr-eager", "v2-tr-eager"),
+    ("v2-fa-full", "v2-fa-eager"),
 )  # fmt: skip
 """Arms that are compared; all but the last should be identical, row for row."""
 
@@ -75,7 +80,7 @@ def arguments(arm: str, options: argparse.Namespace) -> list[str]:
         engine["kv_cache_memory_bytes"] = 4 << 30
     if mode == "eager":
         engine["enforce_eager"] = True
-    else:
+    elif mode in MODES:
         engine["compilation_config"] = {"cudagraph_mode": MODES[mode]}
     if "sync" in more:
         engine["async_scheduling"] = False
@@ -83,6 +88,8 @@ def arguments(arm: str, options: argparse.Namespace) -> list[str]:
     command += ["--matrix", options.matrix, "--repeats", "1", "--max-tokens", str(options.max_tokens)]
     command += ["--env", f"VLLM_USE_V2_MODEL_RUNNER={int(runner == 'v2')}"]
     command += ["--env", f"VLLM_ENABLE_V1_MULTIPROCESSING={int('core' in more)}"]
+    if mode == "breakable":
+        command += ["--env", "VLLM_USE_BREAKABLE_CUDAGRAPH=1"]
     for key, value in engine.items():
         command += ["--engine", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     if "eagle" in more:

@@ -1,6 +1,6 @@
 """What was prepared without a GPU, on one: row digests taken there, limits of graph taps, V2's KV contents.
 
-    python3 benchmarks/gpu_next.py --model /tmp/m/m1b --draft /tmp/m/draft1b --out /tmp/captures
+    python3 benchmarks/gpu_next.py --model /tmp/m/m1b --out /tmp/captures
     python3 benchmarks/gpu_next.py --parts overhead --shape /tmp/m/m8b --model /tmp/m/m1b --out /tmp/captures
 
 Each call prints one JSON object, and writes it to `gpu-next-PARTS.json`; a part that fails says why and stops
@@ -12,7 +12,7 @@ no other. The parts:
   same work kept; two such captures against each other; one against a capture hashed on the host;
 * `limits`: `--graph-rows` and `--graph-memory`, and stated against real memory of the taps;
 * `kv`: `--kv-contents` and block tables, on V1 and V2;
-* `eagle`: full against piecewise graphs with EAGLE3, V1 with FlashAttention, V2 with Triton;
+* `logits`: tokens and the raw logits that vLLM itself returns, with taps and without, in each graph mode;
 * `overhead`: milliseconds a step, alternated: rows hashed on the host and on the GPU, and what other graph
   modes cost without a tap (dummy weights in the shape of `--shape`).
 
@@ -38,15 +38,17 @@ import numpy as np
 from localizer.diff.align import align
 from localizer.store.digest import row_digest
 from localizer.store.reader import Capture
+from localizer.store.schema import Output
 from localizer.wire import rowsum
 
-FIRST = ("digest", "captures", "limits", "kv", "eagle")
+FIRST = ("digest", "captures", "logits", "limits", "kv")
 ARMS = ("v2-fa-full", "v1-tr-full")
-EAGLE = ("v1-fa-full-eagle", "v1-fa-piecewise-eagle", "v2-tr-full-eagle", "v2-tr-piecewise-eagle")
 ALTERNATED = (
     *("plain", "digests", "digests-device", "query-output", "piecewise", "full-alone"),
     *("plain", "digests", "digests-device", "query-output", "breakable", "eager"),
 )
+LOGITS = [f"{kind}-{mode}" for kind in ("v2-fa", "v1-tr") for mode in ("full", "piecewise", "none", "eager")]
+RETURNED = ("--logprobs", "20", "--engine", "logprobs_mode=raw_logits")
 FLIPS = 1000
 
 
@@ -176,6 +178,13 @@ def opened(options: argparse.Namespace, name: str) -> Capture:
     return Capture(gpu_overhead.newest(options.out / name))
 
 
+def returned(options: argparse.Namespace, name: str) -> list[Output]:
+    """What vLLM returned in the newest capture of a name."""
+    manifest = opened(options, name).manifest
+    assert manifest is not None
+    return manifest.outputs
+
+
 def captures(options: argparse.Namespace) -> dict[str, Any]:
     """Rows hashed on the GPU against rows that were kept."""
     device = ("--payload", "none", "--row-digest", "device")
@@ -202,6 +211,25 @@ def captures(options: argparse.Namespace) -> dict[str, Any]:
             "device_against_device": gpu_capture.diff((names[1], names[2]), options),
             "device_against_host": gpu_capture.diff((names[1], names[0]), options),
         }
+    return found
+
+
+def logits(options: argparse.Namespace) -> dict[str, Any]:
+    """What vLLM returns with taps and without: tokens, and beside each the raw logits of the first 20."""
+    jobs = [(arm, *more) for arm in LOGITS for more in ((), ("--no-taps",))]
+    names = [f"next-logits-{arm}{'-plain' if more else ''}" for arm, *more in jobs]
+    with ThreadPoolExecutor(options.together) as pool:
+        made = list(pool.map(lambda name, job: make(name, job[0], options, *RETURNED, *job[1:]), names, jobs))
+    found: dict[str, Any] = {"captures": dict(zip(names, made, strict=True))}
+    for arm in LOGITS:
+        sides = [f"next-logits-{arm}", f"next-logits-{arm}-plain"]
+        if all("state" in found["captures"][side] for side in sides):
+            tapped, plain = (returned(options, side) for side in sides)
+            found[arm] = {
+                "tokens_equal": [one.tokens for one in tapped] == [one.tokens for one in plain],
+                "logits_equal": [one.logprobs for one in tapped] == [one.logprobs for one in plain],
+                "logits": sum(len(table) for one in tapped for table in one.logprobs),
+            }
     return found
 
 
@@ -242,17 +270,6 @@ def kv(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def eagle(options: argparse.Namespace) -> dict[str, Any]:
-    """Full against piecewise graphs with a draft."""
-    until = time.monotonic() + options.total
-    with ThreadPoolExecutor(options.together) as pool:
-        made = list(pool.map(lambda arm: gpu_capture.capture(arm, options, until), EAGLE))
-    for found in made:
-        found.pop("tokens", None)
-    pairs = [pair for pair in gpu_capture.PAIRS if set(pair) <= set(EAGLE)]
-    return {"captures": made, "diffs": [gpu_capture.diff(pair, options) for pair in pairs]}
-
-
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds a step by arm."""
     options.arms, options.model = ",".join(ALTERNATED), options.shape or options.model
@@ -263,9 +280,9 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "digest": lambda options: digest(),
     "captures": captures,
+    "logits": logits,
     "limits": limits,
     "kv": kv,
-    "eagle": eagle,
     "overhead": overhead,
 }
 
@@ -276,7 +293,6 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--parts", default=",".join(FIRST), help="parts, with commas")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--draft", default="")
     parser.add_argument("--shape", default="", help="model folder of the overhead; --model unless named")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path(os.environ.get("OUT", ".")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 
@@ -37,9 +36,9 @@ class Notes:
         """The elements, at once."""
         return tensor.tolist() if convert is None else convert(tensor.tolist())
 
-    def together(self) -> AbstractContextManager[None]:
-        """Rows are taken at once."""
-        return nullcontext()
+    def stack(self, sites: Sequence[int], tensors: Any, count: int) -> None:
+        """Take rows of a stack."""
+        self.rows(sites, tensors.unbind(), count)
 
     def flush(self) -> None:
         """Take the end of a step."""

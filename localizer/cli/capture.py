@@ -120,7 +120,7 @@ class Count(click.IntRange):
     default=HOST,
     show_default=True,
     type=click.Choice(ROW_DIGESTS),
-    help="Where rows are hashed: on the host, or those without payload on the GPU (not yet run on one).",
+    help="Where rows are hashed: on the host, or those without payload on the GPU.",
 )
 @click.option(
     "--digest-split",

@@ -34,6 +34,10 @@ from localizer.wire.spec import (
 COMPILED = "it is computed inside compiled code, where no tap is reached"
 CHOOSES_ITSELF = "the kernel of this layer chooses the experts itself"
 
+READING = ("FlashAttentionImpl", "TritonAttentionImpl")
+"""Implementations of attention in `vllm.v1.attention.backends` that only read query, key and value, by the
+sources of 0.26.0 and 0.32.0; `localizer.hooks.unchanged` checks it in each run."""
+
 
 @dataclass(frozen=True)
 class Op:
@@ -46,6 +50,7 @@ class Op:
         after: (parameter, part) of tensors that the call fills, recorded after it.
         returned: parts of the tensors that the call returns, recorded after it; where it returns fewer, they
             are the last ones.
+        reads: whether the call leaves the tensors that are recorded before it as they are.
     """
 
     owner: Any
@@ -53,6 +58,7 @@ class Op:
     before: tuple[tuple[str, str], ...] = ()
     after: tuple[tuple[str, str], ...] = ()
     returned: tuple[str, ...] = ()
+    reads: bool = False
 
     def fits(self) -> bool:
         """Whether the method is there and takes these parameters."""
@@ -96,8 +102,10 @@ def _attention(name: str, layer: Any, eager: bool) -> Boundary | None:
     reason = f"the layer shares the KV cache of {shared}"
     absent = dict.fromkeys(("key", "value"), reason) if shared else {}
     before = tuple((part, part) for part in SITE_KINDS[:-1] if part not in absent)
-    op = Op(impl, "forward", before, (("output", "output"),))
     parts = tuple(part for part in SITE_KINDS if part not in absent)
+    kind = type(impl)
+    reads = kind.__name__ in READING and kind.__module__.startswith("vllm.v1.attention.backends.")
+    op = Op(impl, "forward", before, (("output", "output"),), reads=reads)
     return Boundary(name, layer, (op,), parts, absent, heads=True)
 
 

@@ -6,7 +6,7 @@ that is a model has groups of its own in `draft_attn_groups`. They are made anew
 forward, of the target and of the draft, runs inside `vllm.forward_context.set_forward_context`, which enters
 `override_forward_context` by its global name; `cudagraph_runtime_mode` says which graph is replayed, if any.
 Model Runner V2 replays full graphs without a context (0.26.0, 0.32.0), so its adapter counts them; the groups
-of its draft are in `runner.speculator.attn_groups` (0.32.0; not yet run on a GPU).
+of its draft are in `runner.speculator.attn_groups` (0.26.0, 0.32.0).
 """
 
 from __future__ import annotations

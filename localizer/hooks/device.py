@@ -8,11 +8,11 @@ engine's thread waits for the host, unless all pinned buffers are full: that wai
 
 from __future__ import annotations
 
-import contextlib
 import math
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
@@ -91,6 +91,9 @@ class Hashing(Protocol):
     def __call__(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
         """Write the digests of rows [rows, ...] to uint8 [rows, 16]."""
 
+    def stack(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Write those of a stack of tensors [tensors, rows, ...] to uint8 [tensors, rows, 16]."""
+
     def check(self) -> None:
         """Make sure that they are right.
 
@@ -143,7 +146,6 @@ class DeviceSink:
         # what is to be copied next, by one call: to where, from where
         self._targets: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
-        self._waits = False
         self._hashing = hashing
         self.hashes: Callable[[int], bool] = lambda site: False
         self._hashed: set[int] = set()
@@ -193,10 +195,10 @@ class DeviceSink:
             if width > self._longest:
                 raise ValueError(f"a row of {width} bytes does not fit a frame of {self._longest} bytes")
             for first, many in pieces(count, width, self._longest):
-                place = self._packing.rows(site, first, many, width)
+                place = self._packing.rows([site], first, many, width)
                 if place is None:
                     self.flush()
-                    place = self._packing.rows(site, first, many, width)
+                    place = self._packing.rows([site], first, many, width)
                 assert place is not None
                 if hashed:
                     self._digests.append(self._view(place, torch.uint8, (many, width)))
@@ -204,8 +206,7 @@ class DeviceSink:
                 elif width:
                     self._targets.append(self._view(place, tensor.dtype, (many, *shape)))
                     self._sources.append(tensor[first : first + many])
-        if not self._waits:
-            self._copy()
+        self._copy()
 
     def _look(self, site: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         """Note how the rows of a site look and whether they are hashed here, and tell the writer."""
@@ -217,15 +218,43 @@ class DeviceSink:
         name = str(dtype).removeprefix("torch.")
         self.message(type="layout", site=site, dtype=name, shape=list(shape), code=call_site(), **algorithm)
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Copy the rows given inside of it by one call; nothing may overwrite them before its end."""
-        self._waits = True
-        try:
-            yield
-        finally:
-            self._waits = False
-            self._copy()
+    def stack(self, sites: Sequence[int], tensors: torch.Tensor, count: int) -> None:
+        """Copy the first `count` rows of each of tensors [sites, rows, ...] by few launches.
+
+        Raises:
+            ValueError, RuntimeError: as `rows` does.
+        """
+        if tensors.shape[1] < count:
+            raise ValueError(f"tensors of {tensors.shape[1]} rows came where {count} are scheduled")
+        layout = tensors.dtype, tuple(tensors.shape[2:])
+        for site in sites:
+            if self._layouts.get(site) != layout:
+                self._look(site, *layout)
+        start = 0
+        for hashed, several in groupby(sites, self._hashed.__contains__):
+            part = list(several)
+            self._stack(part, tensors[start : start + len(part)], count, hashed)
+            start += len(part)
+
+    def _stack(self, sites: Sequence[int], tensors: torch.Tensor, count: int, hashed: bool) -> None:
+        """The same for sites all of which, or none, are hashed here."""
+        shape = tuple(tensors.shape[2:])
+        width = rowsum.SIZE if hashed else math.prod(shape) * tensors.element_size()
+        if count * width > self._longest:
+            self.rows(sites, tensors.unbind(), count)
+            return
+        for start, many in pieces(len(sites), count * width, self._longest):
+            place = self._packing.rows(sites[start : start + many], 0, count, width)
+            if place is None:
+                self.flush()
+                place = self._packing.rows(sites[start : start + many], 0, count, width)
+            assert place is not None
+            taken = tensors[start : start + many, :count]
+            if hashed:
+                assert self._hashing is not None
+                self._hashing.stack(taken, self._view(place, torch.uint8, (many, count, width)))
+            elif width and count:
+                self._view(place, tensors.dtype, (many, count, *shape)).copy_(taken)
 
     def _copy(self) -> None:
         """Copy, and hash, what is due."""
@@ -235,9 +264,11 @@ class DeviceSink:
             assert self._hashing is not None
             self._hashing(rows, digests)
         targets, sources = self._targets, self._sources
-        if targets:
-            self._targets, self._sources = [], []
+        if len(targets) == 1:  # as large as logits may be: by many blocks
+            targets[0].copy_(sources[0])
+        elif targets:
             torch._foreach_copy_(targets, sources)
+        self._targets, self._sources = [], []
 
     def _view(self, place: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """The part of the device's buffer under way that a tensor of this shape takes."""

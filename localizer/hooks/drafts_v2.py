@@ -67,7 +67,7 @@ def follow(recorder: Recorder, undo: ExitStack, runner: Any, graphs: Graphs | No
     def replayed(rows: int) -> None:
         if recorder.drafting and graphs is not None:
             recorder.replays["draft"] += 1
-            graphs.draft.serve(rows, len(under_way.requests), recorder.channel)
+            graphs.draft.serve(rows, len(under_way.requests))
 
     def step(name: str, first: bool) -> None:
         """Stand in for a method that runs a draft step."""

@@ -111,6 +111,7 @@ def _graphs(recorder: Recorder, device: torch.device, spec: RunSpec) -> Graphs:
         recorder.knows,
         report,
         lambda: torch.cuda.mem_get_info(device)[0],
+        recorder.stack,
         spec.graph_rows,
         spec.graph_memory,
     )

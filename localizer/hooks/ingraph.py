@@ -13,17 +13,25 @@ from collections.abc import Callable, Sequence
 import torch
 
 from localizer.hooks.layout import CannotTap
-from localizer.hooks.sink import Channel
 
 Record = Callable[..., None]
 """Takes the buffers of a tap, in the order of its sites."""
 
+Stack = Callable[[torch.Tensor], None]
+"""Takes the buffers [sites, rows, ...] of sites that are alike."""
+
+MOST_PIECES = 64
+"""So many tensors torch copies by one launch of `_foreach_copy_` (`multi_tensor_apply`, torch 2.11)."""
+
 
 class Tap:
-    """The tensors [padded rows, ...] that pass one place of a model; some may be None."""
+    """The tensors [padded rows, ...] that pass one place of a model; some may be None.
 
-    def __init__(self, group: Group, sites: Sequence[str], record: Record, requests: bool) -> None:
-        self._group, self.sites, self.record, self.requests = group, list(sites), record, requests
+    `record` is as `Group.tap` says.
+    """
+
+    def __init__(self, group: Group, sites: Sequence[str], record: Record | None) -> None:
+        self._group, self.sites, self.record = group, list(sites), record
         self.shapes: list[tuple[torch.dtype, tuple[int, ...]] | None] = [None] * len(self.sites)
         self.buffers: list[torch.Tensor | None] = [None] * len(self.sites)
         self.unwanted: set[int] = set()
@@ -58,7 +66,24 @@ class Tap:
                 targets.append(buffer[:rows])
                 sources.append(tensor)
         if targets:
-            torch._foreach_copy_(targets, sources)
+            _copy_rows(targets, sources)
+
+
+def _copy_rows(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy tensors [rows, ...]: few rows by one launch, many tensor by tensor.
+
+    In a launch for several tensors one thread block takes 65,536 elements, so that eight rows of 4096 each
+    would be the work of one block; as tensors of their own they are that of eight.
+    """
+    if sum(map(len, targets)) <= MOST_PIECES and all(source[0].is_contiguous() for source in sources):
+        torch._foreach_copy_(_rows(targets), _rows(sources))
+    else:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+
+def _rows(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [row for tensor in tensors for row in tensor.unbind()]
 
 
 class Group:
@@ -70,18 +95,29 @@ class Group:
         problems: what could not be tapped inside a graph, with the reason.
 
     Args:
+        stacked: gives what records the buffers of sites that are alike.
         cap: graphs of more rows are not tapped; None taps all.
     """
 
-    def __init__(self, capturing: Callable[[], bool], cap: int | None = None) -> None:
-        self.capturing, self._cap = capturing, cap
+    def __init__(
+        self,
+        capturing: Callable[[], bool],
+        stacked: Callable[[Sequence[str]], Stack],
+        cap: int | None = None,
+    ) -> None:
+        self.capturing, self._stacked, self._cap = capturing, stacked, cap
         self.most_rows = 0
         self.problems: list[str] = []
         self._taps: list[Tap] = []
+        self._stacks: list[tuple[torch.Tensor, Stack]] = []
 
-    def tap(self, sites: Sequence[str], record: Record, requests: bool = False) -> Tap:
-        """A tap on sites, in execution order; `requests`: it has one row for each request, not each token."""
-        tap = Tap(self, sites, record, requests)
+    def tap(self, sites: Sequence[str], record: Record | None = None) -> Tap:
+        """A tap on sites, in execution order.
+
+        With `record` its tensors have one row for each request, and are recorded so; without, one for each
+        token, and are recorded with others like them.
+        """
+        tap = Tap(self, sites, record)
         self._taps.append(tap)
         return tap
 
@@ -97,7 +133,7 @@ class Group:
     def size(self, rows: int, requests: int, wanted: Callable[[str], bool]) -> int:
         """Bytes of the buffers for graphs of at most so many rows and requests."""
         return sum(
-            (requests if tap.requests else rows) * math.prod(shape) * dtype.itemsize
+            (rows if tap.record is None else requests) * math.prod(shape) * dtype.itemsize
             for tap in self._taps
             for site, seen in zip(tap.sites, tap.shapes, strict=True)
             if seen is not None and wanted(site)
@@ -107,16 +143,23 @@ class Group:
     def allocate(self, rows: int, requests: int, device: torch.device, wanted: Callable[[str], bool]) -> None:
         """Allocate the buffers of the sites that are wanted and whose tensors have been seen."""
         self.most_rows = rows
+        alike: dict[tuple[torch.dtype, tuple[int, ...]], list[tuple[Tap, int]]] = {}
         for tap in self._taps:
             for index, (site, seen) in enumerate(zip(tap.sites, tap.shapes, strict=True)):
                 if not wanted(site):
                     tap.unwanted.add(index)
+                elif seen is not None and tap.record is None:
+                    alike.setdefault(seen, []).append((tap, index))
                 elif seen is not None:
                     dtype, shape = seen
-                    count = requests if tap.requests else rows
-                    tap.buffers[index] = torch.empty((count, *shape), dtype=dtype, device=device)
+                    tap.buffers[index] = torch.empty((requests, *shape), dtype=dtype, device=device)
+        for (dtype, shape), members in alike.items():
+            whole = torch.empty((len(members), rows, *shape), dtype=dtype, device=device)
+            for buffer, (tap, index) in zip(whole, members, strict=True):
+                tap.buffers[index] = buffer
+            self._stacks.append((whole, self._stacked([tap.sites[index] for tap, index in members])))
 
-    def serve(self, rows: int, requests: int, channel: Channel) -> bool:
+    def serve(self, rows: int, requests: int) -> bool:
         """A graph of so many rows has been replayed: record what it left of a batch of so many requests.
 
         Returns whether it is tapped.
@@ -126,14 +169,11 @@ class Group:
                 f"a full graph of {rows} rows was replayed, only those of up to {self._cap} are tapped"
             )
             return False
-        with channel.together():
-            for tap in self._taps:
-                if any(buffer is not None for buffer in tap.buffers):
-                    cut = [
-                        buffer[:requests] if tap.requests and buffer is not None else buffer
-                        for buffer in tap.buffers
-                    ]
-                    tap.record(*cut)
+        for whole, record in self._stacks:
+            record(whole)
+        for tap in self._taps:
+            if tap.record is not None and any(buffer is not None for buffer in tap.buffers):
+                tap.record(*[None if buffer is None else buffer[:requests] for buffer in tap.buffers])
         return True
 
 
@@ -146,6 +186,7 @@ class Graphs:
         wanted: whether a site is recorded; others get no buffer.
         report: takes a sentence for the log.
         free: how many bytes of the device are left.
+        stacked: gives what records the buffers of sites that are alike, of the target or of the draft.
         most_rows: graphs of more rows are not tapped; None taps all.
         most_bytes: what the buffers may take; None for what is left.
 
@@ -160,12 +201,14 @@ class Graphs:
         wanted: Callable[[str], bool],
         report: Callable[[str], None],
         free: Callable[[], int],
+        stacked: Callable[[Sequence[str], bool], Stack],
         most_rows: int | None = None,
         most_bytes: int | None = None,
     ) -> None:
         self._device, self._wanted, self._report, self._free = device, wanted, report, free
         self._most_rows, self._most_bytes = most_rows, most_bytes
-        self.target, self.draft = Group(capturing, most_rows), Group(capturing, most_rows)
+        self.target = Group(capturing, lambda sites: stacked(sites, False), most_rows)
+        self.draft = Group(capturing, lambda sites: stacked(sites, True), most_rows)
         self.bytes = 0
 
     def prepare(self, sizes: dict[str, list[int]], most_requests: int) -> None:

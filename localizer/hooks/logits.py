@@ -38,7 +38,7 @@ def tap_logits(
     def inside(site: str) -> Callable[..., None] | None:
         if group is None:
             return None
-        return recorder.guarded(group.tap([site], lambda tensor: record(site, tensor), requests=True).see)
+        return recorder.guarded(group.tap([site], lambda tensor: record(site, tensor)).see)
 
     enters, leaves = inside(sites[0]), inside(sites[1])
 

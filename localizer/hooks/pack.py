@@ -6,7 +6,7 @@ waits for; or a run, rows of several tensors that lie one after the other and be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,18 +75,20 @@ class Packing:
             self.items.append(Value(later, offset, size, dtype, shape))
         return offset
 
-    def rows(self, site: int, first: int, count: int, width: int) -> int | None:
-        """Take room for `count` rows of `width` bytes; their offset, or None if there is no room."""
+    def rows(self, sites: Sequence[int], first: int, count: int, width: int) -> int | None:
+        """Take room for `count` rows of `width` bytes of each site; their offset, None where none is left."""
         size = count * width
-        offset = self.place(size)
+        offset = self.place(len(sites) * size)
         if offset is None:
             return None
+        end = offset + len(sites) * size
         last = self.items[-1] if self.items else None
-        if not isinstance(last, Run) or offset + size - last.begin > self.longest:
+        if not isinstance(last, Run) or end - last.begin > self.longest:
             last = Run(offset, offset)
             self.items.append(last)
-        last.table += (site, first, count, width, width, offset - last.begin)
-        last.end = offset + size
+        for number, site in enumerate(sites):
+            last.table += (site, first, count, width, width, offset - last.begin + number * size)
+        last.end = end
         return offset
 
 

@@ -170,6 +170,18 @@ class Recorder:
 
         return record
 
+    def stack(self, sites: Sequence[str], draft: bool = False) -> Callable[[torch.Tensor], None]:
+        """A function that records a stack of tensors [sites, padded rows, ...]; all sites are registered."""
+        if any(site in self._ranges for site in sites):
+            split = self._tap_ranges(sites, draft)
+            return lambda tensors: split(*tensors)
+        indices = tuple(self._index[site] for site in sites)
+
+        def record(tensors: torch.Tensor) -> None:
+            self.channel.stack(indices, tensors, self._draft_rows if draft else self._rows)
+
+        return record
+
     # -- one step --------------------------------------------------------------------------------------
 
     def schedule(self, scheduler_output: Any) -> None:

@@ -100,7 +100,7 @@ def _follow_replays(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs |
     def replayed(forward: Forward) -> None:
         if graphs is not None and recorder.recording and forward.graph == "FULL":
             rows = 0 if forward.input_ids is None else forward.input_ids.shape[0]
-            recorder.in_graph(graphs.target.serve(rows, len(forward.requests), recorder.channel))
+            recorder.in_graph(graphs.target.serve(rows, len(forward.requests)))
 
     @functools.wraps(call)
     def model_forward(*args: Any, **kwargs: Any) -> Any:

@@ -106,7 +106,7 @@ def _prepare(steps: Steps, undo: ExitStack, runner: Any, graphs: Graphs) -> None
     def replayed(desc: Any) -> None:
         if recorder.recording and recorder.in_forward:
             recorder.replays["target"] += 1
-            recorder.in_graph(graphs.target.serve(desc.num_tokens, recorder.requests, recorder.channel))
+            recorder.in_graph(graphs.target.serve(desc.num_tokens, recorder.requests))
 
     @recorder.guarded
     def prepare() -> None:

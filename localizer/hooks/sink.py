@@ -12,7 +12,6 @@ import math
 import os
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -47,8 +46,8 @@ class Channel(Protocol):
     def rows(self, sites: Sequence[int | None], tensors: Sequence[torch.Tensor | None], count: int) -> None:
         """Take the first `count` rows of tensors [rows, ...] as they are now, one for each site."""
 
-    def together(self) -> AbstractContextManager[None]:
-        """Rows that are given inside of it stay as they are until its end."""
+    def stack(self, sites: Sequence[int], tensors: torch.Tensor, count: int) -> None:
+        """Take the first `count` rows of each of tensors [sites, rows, ...] as they are now."""
 
     def flush(self) -> None:
         """Hand over what was sent so far; due at the end of a step."""
@@ -169,9 +168,9 @@ class Sink:
         found = tensor.tolist()
         return found if convert is None else convert(found)
 
-    def together(self) -> AbstractContextManager[None]:
-        """Rows are copied at once in any case."""
-        return nullcontext()
+    def stack(self, sites: Sequence[int], tensors: torch.Tensor, count: int) -> None:
+        """Copy the first `count` rows of each of tensors [sites, rows, ...]."""
+        self.rows(sites, tensors.unbind(), count)
 
     @property
     def most_bytes(self) -> int:

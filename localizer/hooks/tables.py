@@ -3,7 +3,8 @@
 The V1 model runner keeps them in numpy (seen on vLLM 0.28.0 and 0.32.0). Model Runner V2 gathers them on the
 device for each step and hands them to `model_state.prepare_attn(..., block_tables, slot_mappings, ...)`: a
 tensor for each KV cache group, int32 [requests or more, blocks], rows in batch order; block sizes are in
-`runner.block_tables.block_sizes`. So it is in the source of vLLM 0.32.0; not yet run on a GPU.
+`runner.block_tables.block_sizes` (0.32.0), or, where kernels take smaller blocks than the cache manager does,
+in `kernel_block_sizes` beside it (0.26.0). So it is in the sources of both.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def binder(method: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, 
 
 def device_tables(runner: Any, groups: Any, requests: int) -> DeviceTables | None:
     """The tables that a step of Model Runner V2 was given; None if they are not as described above."""
-    sizes = getattr(getattr(runner, "block_tables", None), "block_sizes", None)
+    tables = getattr(runner, "block_tables", None)
+    sizes = getattr(tables, "kernel_block_sizes", getattr(tables, "block_sizes", None))
     if not isinstance(groups, (list, tuple)) or not isinstance(sizes, (list, tuple)):
         return None
     fit = all(

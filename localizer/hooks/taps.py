@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from localizer.hooks import drafts, layout
+from localizer.hooks import drafts, layout, unchanged
 from localizer.hooks.boundaries import Boundary, Op, block, boundaries, choose, is_eager
 from localizer.hooks.ingraph import Graphs, Group
 from localizer.hooks.logits import tap_logits
@@ -176,24 +176,30 @@ def _tap_layers(
 def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool, group: Group | None) -> None:
     call = getattr(op.owner, op.method)
     order = list(inspect.signature(call).parameters)
+    if group is not None and op.reads:
+        call = unchanged.checked(call, [parameter for parameter, _ in op.before], name, recorder)
     rows = recorder.draft_rows if draft else recorder.rows
 
-    def taker(which: Sequence[tuple[str, str]]) -> tuple[Take, Take]:
+    def reading(which: Sequence[tuple[str, str]], record: Callable[..., None]) -> Take:
         places = [(order.index(parameter), parameter) for parameter, _ in which]
-        sites = [f"{name}/{part}" for _, part in which]
-        record = recorder.tap(sites, draft)
-        inside = recorder.guarded(group.tap(sites, record).see) if group is not None else None
 
         def take(args: Any, kwargs: Any) -> None:
             record(*[args[index] if index < len(args) else kwargs.get(key) for index, key in places])
 
-        def see(args: Any, kwargs: Any) -> None:
-            if inside is not None:
-                inside(*[args[index] if index < len(args) else kwargs.get(key) for index, key in places])
+        return take
 
-        return take, see
+    def recorded(which: Sequence[tuple[str, str]]) -> Take:
+        return reading(which, recorder.tap([f"{name}/{part}" for _, part in which], draft))
 
-    (before, enters), (after, leaves) = taker(op.before), taker(op.after)
+    def seen(which: Sequence[tuple[str, str]]) -> Take | None:
+        if group is None or not which:
+            return None
+        return reading(which, recorder.guarded(group.tap([f"{name}/{part}" for _, part in which]).see))
+
+    before, after = recorded(op.before), recorded(op.after)
+    # inside a graph one copy costs less than two
+    early, late = ((), op.before) if op.reads else (op.before, ())
+    enters, leaves = seen(early), seen((*late, *op.after))
     returned = [f"{name}/{part}" for part in op.returned]
 
     @recorder.guarded
@@ -205,11 +211,11 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool,
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         """The call outside of recorded steps."""
-        if group is None:
-            return call(*args, **kwargs)
-        enters(args, kwargs)
+        if enters is not None:
+            enters(args, kwargs)
         result = call(*args, **kwargs)
-        leaves(args, kwargs)
+        if leaves is not None:
+            leaves(args, kwargs)
         return result
 
     @functools.wraps(call)

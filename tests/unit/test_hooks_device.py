@@ -95,6 +95,9 @@ class DoubledHashing:
             assert target.data_ptr() % 8 == 0
             target.copy_(torch.from_numpy(rowsum.digests(bytes_of(source))))
 
+    def stack(self, source: Any, target: Any) -> None:
+        self(source.unbind(), target.unbind())
+
 
 def bytes_of(tensor: Any) -> Any:
     """uint8 [rows, bytes] in numpy."""
@@ -136,7 +139,7 @@ def line() -> Iterator[Line]:
 
 
 def raw(tensor: Any) -> bytes:
-    return bytes(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return bytes(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
 def closed(line: Line) -> list[Any]:
@@ -158,20 +161,32 @@ def test_rows_are_those_at_the_time_of_the_call(line: Line) -> None:
     assert rows == (0, 0, 3, expected)
 
 
-def test_rows_given_together_are_copied_by_one_call(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    copy = torch._foreach_copy_
-    monkeypatch.setattr(torch, "_foreach_copy_", lambda *both: (calls.append(len(both[0])), copy(*both)))
-    tensors = [torch.randn(40, 4) for _ in range(12)]  # more than a buffer holds
-    line.sink.rows([0], [tensors[0]], 1)
-    with line.sink.together():
-        for number, tensor in enumerate(tensors):
-            line.sink.rows([number], [tensor], 40)
-    rows = [item for item in closed(line) if not isinstance(item, dict)]
-    found = [b"".join(row[3] for row in rows[1:] if row[0] == site) for site in range(12)]
-    assert found == [raw(tensor) for tensor in tensors]
-    assert calls[0] == 1
-    assert len(calls) < 6, "one for each buffer that was full, and the last"
+@pytest.mark.parametrize("count", [0, 1, 5, 40])
+@pytest.mark.parametrize("size", [1 << 10, 1 << 14])
+def test_a_stack_is_sent_as_its_tensors_are(count: int, size: int) -> None:
+    """Whether it fits a buffer as a whole, in part, or not even a tensor of it does."""
+    stack = torch.randn(12, 40, 3, 4).transpose(2, 3)
+    expected = [raw(tensor[:count]) for tensor in stack]
+    line = Line(size=size)
+    line.sink.message(type="before")
+    line.sink.stack(range(12), stack, count)
+    stack.zero_()
+    found: dict[int, bytes] = dict.fromkeys(range(12), b"")
+    for item in closed(line):
+        if not isinstance(item, dict):
+            site, first, _, rows = item
+            assert first == len(found[site]) // 48
+            found[site] += rows
+        elif item["type"] == "layout":
+            assert (item["dtype"], item["shape"]) == ("float32", [4, 3])
+    assert list(found.values()) == expected
+    line.ring.unmap()
+
+
+def test_a_stack_with_too_few_rows_is_refused(line: Line) -> None:
+    with pytest.raises(ValueError, match="tensors of 3 rows came where 4 are scheduled"):
+        line.sink.stack([0, 1], torch.zeros(2, 3, 8), 4)
+    closed(line)
 
 
 def test_of_rows_that_are_hashed_only_digests_are_sent() -> None:
@@ -214,19 +229,18 @@ def test_a_device_that_hashes_wrongly_is_refused_before_the_first_step() -> None
     line.ring.unmap()
 
 
-def test_rows_given_together_are_hashed_by_one_call() -> None:
+def test_of_a_stack_the_sites_that_are_hashed_are() -> None:
     hashing = DoubledHashing()
-    line = Line(size=1 << 10, hashing=hashing)
-    line.sink.hashes = lambda site: True
-    tensors = [torch.randn(20, 4) for _ in range(12)]  # whose digests are more than a buffer holds
-    line.sink.rows([0], [tensors[0]], 1)
-    with line.sink.together():
-        for number, tensor in enumerate(tensors):
-            line.sink.rows([number], [tensor], 20)
+    line = Line(hashing=hashing)
+    line.sink.hashes = lambda site: site > 2
+    stack = torch.randn(6, 20, 4)
+    expected = [raw(tensor[:7]) for tensor in stack[:3]]
+    expected += [rowsum.digests(bytes_of(tensor[:7])).tobytes() for tensor in stack[3:]]
+    line.sink.stack(range(6), stack, 7)
+    stack.zero_()
     rows = [item for item in closed(line) if not isinstance(item, dict)]
-    found = [b"".join(row[3] for row in rows[1:] if row[0] == site) for site in range(12)]
-    assert found == [rowsum.digests(bytes_of(tensor)).tobytes() for tensor in tensors]
-    assert len(hashing.calls) < 7, "one for each buffer that was full, and the last"
+    assert rows == [(site, 0, 7, body) for site, body in enumerate(expected)]
+    assert hashing.calls == [3]
     line.ring.unmap()
 
 

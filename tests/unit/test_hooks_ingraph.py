@@ -6,7 +6,6 @@ list of copies that it would replay.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -18,16 +17,6 @@ from localizer.hooks.ingraph import Graphs, Group  # noqa: E402 - needs torch
 from localizer.hooks.layout import CannotTap  # noqa: E402
 
 CPU = torch.device("cpu")
-
-
-class AtOnce:
-    """A channel that copies at once."""
-
-    def together(self) -> Any:
-        return contextlib.nullcontext()
-
-
-AT_ONCE: Any = AtOnce()
 
 
 class Taken:
@@ -53,10 +42,28 @@ class Setting:
 
     def __init__(self, free: int = 1 << 20, wanted: Any = lambda site: True, **limits: int) -> None:
         self.capturing, self.log = Capturing(), []
-        self.graphs = Graphs(CPU, self.capturing, wanted, self.log.append, lambda: free, **limits)
-        self.target, self.draft = Taken(), Taken()
-        self.tap = self.graphs.target.tap(["query", "key"], self.target)
-        self.logits = self.graphs.draft.tap(["logits"], self.draft, requests=True)
+        self.stacks: dict[tuple[str, ...], list[Any]] = {}
+        self.graphs = Graphs(
+            CPU, self.capturing, wanted, self.log.append, lambda: free, self.stacked, **limits
+        )
+        self.draft = Taken()
+        self.tap = self.graphs.target.tap(["query", "key"])
+        self.logits = self.graphs.draft.tap(["logits"], self.draft)
+
+    def stacked(self, sites: Any, draft: bool) -> Any:
+        """What records a stack: it keeps copies."""
+        assert not draft
+        taken = self.stacks.setdefault(tuple(sites), [])
+        return lambda tensors: taken.append(tensors.clone())
+
+    def served(self, site: str) -> list[Any]:
+        """What was served of a site of the target, once for each time."""
+        return [
+            tensors[sites.index(site)]
+            for sites, taken in self.stacks.items()
+            if site in sites
+            for tensors in taken
+        ]
 
     def warm_up(self) -> None:
         self.tap.see(torch.zeros(9, 2, 3), torch.zeros(9, 4, dtype=torch.bfloat16))
@@ -74,13 +81,13 @@ def test_what_a_replay_leaves_is_served() -> None:
     setting.graphs.prepare({"target": [8, 4], "draft": [8]}, most_requests=3)
     query, key = torch.randn(4, 2, 3), torch.randn(4, 4).bfloat16()
     setting.capture(setting.tap, query, key)
-    setting.graphs.target.serve(4, 2, AT_ONCE)
-    ((served_query, served_key),) = setting.target.tensors
+    setting.graphs.target.serve(4, 2)
+    (served_query,), (served_key,) = setting.served("query"), setting.served("key")
     assert torch.equal(served_query[:4], query)
     assert torch.equal(served_key[:4], key)
     assert served_query.shape == (8, 2, 3)  # the sink takes the real rows
     setting.capture(setting.logits, torch.ones(3, 7))
-    setting.graphs.draft.serve(4, 2, AT_ONCE)
+    setting.graphs.draft.serve(4, 2)
     assert [list(tensor.shape) for tensor in setting.draft.tensors[0]] == [[2, 7]]
     assert setting.graphs.problems == []
 
@@ -105,8 +112,8 @@ def test_sites_that_are_not_wanted_take_no_memory() -> None:
     setting.warm_up()
     setting.graphs.prepare({"target": [8]}, 8)
     assert setting.graphs.bytes == 8 * 4 * 2
-    setting.graphs.target.serve(4, 1, AT_ONCE)
-    assert setting.target.tensors[0][0] is None
+    setting.graphs.target.serve(4, 1)
+    assert (len(setting.served("query")), len(setting.served("key"))) == (0, 1)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -121,8 +128,8 @@ def test_without_full_graphs_nothing_is_allocated_or_served() -> None:
     setting = Setting()
     setting.warm_up()
     setting.graphs.prepare({"target": []}, 8)
-    setting.graphs.target.serve(4, 1, AT_ONCE)
-    assert (setting.log, setting.target.tensors, setting.graphs.bytes) == ([], [], 0)
+    setting.graphs.target.serve(4, 1)
+    assert (setting.log, setting.stacks, setting.graphs.bytes) == ([], {}, 0)
 
 
 def test_graphs_that_are_captured_for_profiling_hold_no_taps() -> None:
@@ -165,7 +172,7 @@ def test_a_second_preparation_changes_nothing() -> None:
 
 
 def test_a_group_without_taps() -> None:
-    Group(lambda: False).serve(4, 1, AT_ONCE)
+    Group(lambda: False, lambda sites: print).serve(4, 1)
 
 
 def test_a_graph_that_only_measures_memory_lacks_nothing() -> None:
@@ -176,8 +183,8 @@ def test_a_graph_that_only_measures_memory_lacks_nothing() -> None:
     assert setting.graphs.problems == []
     setting.graphs.prepare({"target": [4]}, 2)
     setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4, dtype=torch.bfloat16))
-    setting.graphs.target.serve(4, 2, AT_ONCE)
-    assert setting.target.tensors[0][0].sum() == 4 * 2 * 3
+    setting.graphs.target.serve(4, 2)
+    assert setting.served("query")[0][:4].sum() == 4 * 2 * 3
 
 
 def test_a_site_that_is_not_wanted_is_not_missing() -> None:
@@ -186,9 +193,8 @@ def test_a_site_that_is_not_wanted_is_not_missing() -> None:
     setting.graphs.prepare({"target": [4]}, 2)
     setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4, dtype=torch.bfloat16))
     assert setting.graphs.problems == []
-    setting.graphs.target.serve(4, 2, AT_ONCE)
-    query, key = setting.target.tensors[0]
-    assert (float(query.sum()), key) == (24.0, None)
+    setting.graphs.target.serve(4, 2)
+    assert (float(setting.served("query")[0].sum()), setting.served("key")) == (24.0, [])
 
 
 def test_graphs_of_more_rows_than_are_asked_for_are_left_alone() -> None:
@@ -201,10 +207,10 @@ def test_graphs_of_more_rows_than_are_asked_for_are_left_alone() -> None:
     setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4).bfloat16())
     setting.capture(setting.tap, torch.zeros(8, 2, 3), torch.zeros(8, 4).bfloat16())
     assert setting.graphs.problems == []
-    assert setting.graphs.target.serve(4, 2, AT_ONCE)
-    assert not setting.graphs.target.serve(8, 2, AT_ONCE)
-    assert len(setting.target.tensors) == 1, "of the greater graph nothing is served, least of all old rows"
-    assert setting.target.tensors[0][0].sum() == 24
+    assert setting.graphs.target.serve(4, 2)
+    assert not setting.graphs.target.serve(8, 2)
+    (query,) = setting.served("query")  # of the greater graph nothing is served, least of all old rows
+    assert query.sum() == 24
     assert setting.graphs.problems == [
         "1 taps inside full graphs are missing, first: "
         "a full graph of 8 rows was replayed, only those of up to 4 are tapped"
@@ -218,3 +224,22 @@ def test_more_memory_than_is_allowed_is_refused() -> None:
         Guard("ended", setting.log)(lambda: setting.graphs.prepare({"target": [8]}, 8))()
     assert setting.log == []
     Setting(most_bytes=256).graphs.prepare({"target": [8]}, 8)
+
+
+def test_sites_that_are_alike_are_served_as_one_stack() -> None:
+    """In the order of their taps; those of other shapes or dtypes apart."""
+    setting = Setting()
+    taps = [setting.tap, *(setting.graphs.target.tap([f"{n}/query", f"{n}/key"]) for n in range(2))]
+    for tap in taps:
+        tap.see(torch.zeros(9, 2, 3), torch.zeros(9, 4, dtype=torch.bfloat16))
+    setting.graphs.prepare({"target": [40]}, 8)
+    for rows in (3, 40):  # few rows are copied one by one, many as they are
+        given = [(torch.randn(rows, 3, 2).transpose(1, 2), torch.randn(rows, 4).bfloat16()) for _ in taps]
+        for tap, (query, key) in zip(taps, given, strict=True):
+            setting.capture(tap, query, key)
+        setting.graphs.target.serve(rows, 2)
+        assert list(setting.stacks) == [("query", "0/query", "1/query"), ("key", "0/key", "1/key")]
+        queries, keys = (taken[-1] for taken in setting.stacks.values())
+        for number, (query, key) in enumerate(given):
+            assert torch.equal(queries[number, :rows], query)
+            assert torch.equal(keys[number, :rows], key)

@@ -14,9 +14,9 @@ from localizer.wire.ring import ALIGN
 
 def test_rows_that_follow_each_other_share_a_run() -> None:
     packing = Packing(1 << 12, 1 << 12)
-    places = [packing.rows(site, 0, 3, 40) for site in (4, 5)]
+    places = [packing.rows([site], 0, 3, 40) for site in (4, 5)]
     packing.message({"type": "draft"})
-    places.append(packing.rows(4, 0, 1, 40))
+    places.append(packing.rows([4], 0, 1, 40))
     assert places == [0, 128, 256]
     first, message, second = packing.items
     assert isinstance(first, Run)
@@ -26,10 +26,18 @@ def test_rows_that_follow_each_other_share_a_run() -> None:
     assert (second.begin, second.end, second.table) == (256, 296, [4, 0, 1, 40, 40, 0])
 
 
+def test_rows_of_several_sites_lie_side_by_side() -> None:
+    packing = Packing(1 << 12, 1 << 12)
+    assert (packing.rows([9], 0, 1, 8), packing.rows([4, 5], 0, 3, 40)) == (0, 64)
+    (run,) = packing.items
+    assert isinstance(run, Run)
+    assert (run.table[6:], run.end) == ([4, 0, 3, 40, 40, 64, 5, 0, 3, 40, 40, 184], 64 + 240)
+
+
 def test_a_run_has_an_end() -> None:
     packing = Packing(1 << 12, 256)
     for site in range(3):
-        packing.rows(site, 0, 1, 128)
+        packing.rows([site], 0, 1, 128)
     assert [(item.begin, item.end) for item in packing.items if isinstance(item, Run)] == [
         (0, 256),
         (256, 384),
@@ -38,8 +46,8 @@ def test_a_run_has_an_end() -> None:
 
 def test_a_full_buffer_says_so_and_takes_nothing() -> None:
     packing = Packing(128, 128)
-    assert packing.rows(0, 0, 1, 100) == 0
-    assert (packing.rows(1, 0, 1, 1), packing.value(None, 1, "int64", ())) == (None, None)
+    assert packing.rows([0], 0, 1, 100) == 0
+    assert (packing.rows([1], 0, 1, 1), packing.value(None, 1, "int64", ())) == (None, None)
     assert (len(packing.items), packing.used) == (1, 128)
 
 
@@ -55,7 +63,7 @@ def test_nothing_overlaps(contents: list[tuple[str, int, int]], longest: int) ->
             packing.message({})
             continue
         size = count * width
-        place = packing.rows(0, 0, count, width) if kind == "rows" else packing.value(None, size, "", ())
+        place = packing.rows([0], 0, count, width) if kind == "rows" else packing.value(None, size, "", ())
         if place is not None:
             taken.append((place, place + size))
     for (begin, end), (after, _) in pairwise(taken):

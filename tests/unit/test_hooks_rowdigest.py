@@ -87,6 +87,25 @@ print(json.dumps([equal, launches, len(digests._tables)]))
 
 
 @needs_triton
+def test_a_stack_is_hashed_by_one_launch() -> None:
+    code = """
+launches = []
+launch = digests._launch
+digests._launch = lambda *args: (launches.append(args[1:]), launch(*args))
+found = []
+whole = numbers((4, 9, 3, 16), torch.bfloat16)
+for stack in (whole, whole[:, :5], whole[1:3, 2:3], whole.transpose(2, 3), whole[:, :0], whole[:0]):
+    target = torch.zeros((*stack.shape[:2], 16), dtype=torch.uint8)
+    digests.stack(stack, target)
+    found.append(all((a.numpy() == reference(b)).all() for a, b in zip(target, stack, strict=True)))
+print(json.dumps([found, launches]))
+"""
+    found, launches = interpreted(PREAMBLE + code)
+    assert found == [True] * 6
+    assert launches == [[9, 4, 8], [5, 4, 8], [1, 2, 8], [9, 4, 8]]
+
+
+@needs_triton
 def test_single_bits_and_places_count() -> None:
     code = """
 row = numbers((1, 37), torch.uint8)

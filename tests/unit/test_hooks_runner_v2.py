@@ -242,7 +242,7 @@ class Setting:
         self.log: list[str] = []
         self.graphs = Graphs(
             torch.device("cpu"), lambda: state.capturing or state.shut, recorder.knows, self.log.append,
-            lambda: 1 << 20,
+            lambda: 1 << 20, recorder.stack,
         )  # fmt: skip
         layers = {"layer": self.runner.model.layer, "draft.layer": self.runner.speculator.model.layer}
         config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))

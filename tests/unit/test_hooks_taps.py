@@ -11,6 +11,7 @@ from notes import Notes
 torch = pytest.importorskip("torch")
 
 from localizer.hooks import steps, taps  # noqa: E402 - needs torch
+from localizer.hooks.ingraph import Graphs  # noqa: E402
 from localizer.hooks.recorder import Recorder  # noqa: E402
 from localizer.wire.spec import HIDDEN, INPUT_IDS, LOGITS, POSITIONS  # noqa: E402
 
@@ -77,13 +78,31 @@ STEP = SimpleNamespace(
 )
 
 
-def tapped(runner: Runner, selection: str = "all") -> tuple[Notes, Recorder, Any]:
+class Reading(Impl):
+    """One that leaves its query as it is."""
+
+    def forward(
+        self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, attn_metadata: Any,
+        output: Any, output_scale: Any = None,
+    ) -> Any:  # fmt: skip
+        return output.copy_(query + 2 * key + value)
+
+
+class Spoiling(Impl):
+    """One that does not."""
+
+
+for kind in (Reading, Spoiling):  # what vLLM calls those that only read
+    kind.__name__, kind.__module__ = "FlashAttentionImpl", "vllm.v1.attention.backends.flash_attn"
+
+
+def tapped(runner: Runner, selection: str = "all", graphs: Any = None) -> tuple[Notes, Recorder, Any]:
     notes = Notes()
     recorder = Recorder(notes)  # type: ignore[arg-type]
     context = {f"layers.{index}": layer for index, layer in enumerate(runner.model.layers)}
     context["draft.layers.0"] = Attention()  # another model's layer
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
-    undo = taps.install(recorder, runner, config, selection)
+    undo = taps.install(recorder, runner, config, selection, graphs=graphs and graphs(recorder))
     steps.follow(steps.Steps(recorder), undo, runner)
     return notes, recorder, undo
 
@@ -179,3 +198,60 @@ def test_a_run_without_input_ids_is_not_recorded() -> None:
     for hook in runner.model._forward_pre_hooks.values():
         hook(runner.model, (), {"input_ids": None, "inputs_embeds": torch.zeros(1)})
     assert "without input ids" in recorder.errors[0]
+
+
+class Captured:
+    """Graphs on the CPU: a test says when one is captured, and the copies made then stand for its replay."""
+
+    def __init__(self, impl: type[Impl]) -> None:
+        self.runner, self.now = Runner(), False
+        for layer in self.runner.model.layers:
+            layer.impl = impl()
+        self.notes, self.recorder, _ = tapped(self.runner, graphs=self.graphs)
+
+    def graphs(self, recorder: Recorder) -> Graphs:
+        self.found = Graphs(
+            torch.device("cpu"), lambda: self.now, recorder.knows, print, lambda: 1 << 20, recorder.stack
+        )
+        return self.found
+
+    def warm_up_and_capture(self) -> None:
+        inputs = torch.tensor([5, 6, 7, 0]), torch.tensor([0, 1, 0, 0])
+        self.runner.model(*inputs)
+        self.found.prepare({"target": [4]}, 4)
+        self.now = True
+        self.runner.model(*inputs)
+        self.now = False
+
+
+@pytest.mark.parametrize("impl", [Impl, Reading])
+def test_graphs_serve_what_taps_on_the_host_record(impl: type[Impl], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where inputs are only read, they are copied with the output, by one call."""
+    copies: list[int] = []
+    copy = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *both: (copies.append(1), copy(*both)))
+    captured = Captured(impl)
+    captured.warm_up_and_capture()
+    assert len(copies) == 2 * (1 if impl is Reading else 2)
+    run(captured.runner)
+    at_host = {site: rows for site, rows in captured.notes.taken if "layers" in site}
+    captured.notes.taken.clear()
+    assert captured.found.target.serve(4, 2)
+    in_graph = dict(captured.notes.taken)
+    assert set(in_graph) == set(at_host)
+    assert len(at_host) == 6
+    assert all(torch.equal(rows, in_graph[site]) for site, rows in at_host.items())
+    captured.recorder.finish()
+    assert captured.recorder.errors == []
+
+
+def test_an_op_that_writes_to_inputs_it_should_only_read_is_found_out() -> None:
+    captured = Captured(Spoiling)
+    captured.warm_up_and_capture()
+    for _ in range(2):
+        run(captured.runner)
+    captured.recorder.finish()
+    assert captured.recorder.errors == [
+        f"layers.{number} writes to its own inputs, so that rows from full graphs hold what it left of them"
+        for number in (0, 1)
+    ]

@@ -1,0 +1,74 @@
+"""Whether an op leaves its inputs as they are, so that inside a full graph they may be copied after it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from localizer.hooks.recorder import Recorder
+
+MOST_ROWS = 64
+"""So many rows are compared."""
+
+
+def checked(call: Callable[..., Any], parameters: Sequence[str], name: str, recorder: Recorder) -> Any:
+    """A stand-in for a call which, the first time in a recorded step, compares inputs before and after it.
+
+    Nothing is waited for: that they differ is found out when the run is over, and makes the capture
+    incomplete.
+
+    Args:
+        call: the op.
+        parameters: names of the tensors [rows, ...] that it should only read.
+        name: of the layer, for the sentence.
+        recorder: says whether a step is recorded, and asks when the run is over.
+    """
+    order = list(inspect.signature(call).parameters)
+    old: list[torch.Tensor] = []
+    changes: list[torch.Tensor] = []
+    seen = False
+
+    def rows(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        places = [(order.index(parameter), parameter) for parameter in parameters]
+        given = [args[index] if index < len(args) else kwargs.get(key) for index, key in places]
+        return [raw(tensor) for tensor in given if isinstance(tensor, torch.Tensor)]
+
+    @recorder.guarded
+    def keep(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        old.extend(rows(args, kwargs))
+
+    @recorder.guarded
+    def compare(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for one, other in zip(old, rows(args, kwargs), strict=True):
+            changes.append((one != other).any())
+        old.clear()
+
+    def complaint() -> str | None:
+        if any(bool(change) for change in changes):
+            return f"{name} writes to its own inputs, so that rows from full graphs hold what it left of them"
+        return None
+
+    @functools.wraps(call)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        nonlocal seen
+        if seen or not recorder.recording:
+            return call(*args, **kwargs)
+        seen = True
+        keep(args, kwargs)
+        result = call(*args, **kwargs)
+        compare(args, kwargs)
+        return result
+
+    recorder.checks.append(complaint)
+    return stand_in
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the first rows as bytes, uint8 [bytes]."""
+    rows = tensor[:MOST_ROWS]
+    copied = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device).copy_(rows)
+    return copied.flatten().view(torch.uint8)
