@@ -143,6 +143,10 @@ def test_the_recorder_records_ranges() -> None:
     taken = dict(notes.taken)
     assert torch.equal(torch.cat([taken["a/query[0/2]"], taken["a/query[1/2]"]], 1), query)
     assert torch.equal(torch.cat([taken["a/output[0/2]"], taken["a/output[1/2]"]], 1), output)
+    notes.taken.clear()
+    recorder.stack(["a/query", "a/query"])(torch.stack([query, query + 1]))
+    assert [name for name, _ in notes.taken] == ["a/query[0/2]", "a/query[1/2]"] * 2
+    assert torch.equal(notes.taken[3][1], query[:, 4:] + 1)
     assert not recorder.unkept("first")(1)
     assert recorder.unkept("none")(1)
     assert recorder.unkept("first")(5)
