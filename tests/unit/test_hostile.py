@@ -411,5 +411,5 @@ def test_the_base_captures_are_sound(tmp_path: Path, run: Localize) -> None:
     for base in recipes.BASES:
         folder = tmp_path / "captures" / base / "0001"
         recipes.cook({"base": base, "agree": True, "edits": []}, folder)
-        assert run("verify", base).code == (3 if base == "killed" else 0)
+        assert run("verify", base).code == (3 if base.startswith("killed") else 0)
     assert json.loads(recipes.base("complete")[OPEN])["workload"]["matrix"] == list(SMALL.matrix)
