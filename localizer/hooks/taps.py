@@ -172,19 +172,11 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool,
     rows = recorder.draft_rows if draft else recorder.rows
 
     def taker(which: Sequence[tuple[str, str]]) -> tuple[Take, Take]:
-        places = [(order.index(parameter), parameter) for parameter, _ in which]
         sites = [f"{name}/{part}" for _, part in which]
         record = recorder.tap(sites, draft)
         inside = recorder.guarded(group.tap(sites, record).see) if group is not None else None
-
-        def take(args: Any, kwargs: Any) -> None:
-            record(*[args[index] if index < len(args) else kwargs.get(key) for index, key in places])
-
-        def see(args: Any, kwargs: Any) -> None:
-            if inside is not None:
-                inside(*[args[index] if index < len(args) else kwargs.get(key) for index, key in places])
-
-        return take, see
+        names = [parameter for parameter, _ in which]
+        return _pass_on(names, order, record), _pass_on(names, order, inside)
 
     (before, enters), (after, leaves) = taker(op.before), taker(op.after)
     returned = [f"{name}/{part}" for part in op.returned]
@@ -217,3 +209,23 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool,
         return result
 
     replace(undo, op.owner, op.method, tapped)
+
+
+def _pass_on(names: Sequence[str], order: Sequence[str], action: Callable[..., None] | None) -> Take:
+    """Call `action` with the arguments of these names; `order` are the names of all parameters."""
+    if action is None or not names:
+        return lambda args, kwargs: None
+    places = [order.index(name) for name in names]
+    first, behind = min(places), max(places) + 1
+    together = places == list(range(first, behind))
+
+    def take(args: Any, kwargs: Any) -> None:
+        if len(args) <= first:
+            action(*map(kwargs.get, names))
+        elif together and len(args) >= behind:
+            action(*args[first:behind])
+        else:
+            pairs = zip(places, names, strict=True)
+            action(*[args[place] if place < len(args) else kwargs.get(name) for place, name in pairs])
+
+    return take

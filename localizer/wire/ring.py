@@ -1,10 +1,10 @@
 """A shared-memory ring of frames: one producer (a worker inside vLLM), one consumer (the writer process).
 
 The ring lives in an anonymous memory file, so it disappears with the last process that maps it, however
-that process ends. Counters only grow; an offset is a counter less the one at which its lap began. The producer
-begins a lap where the consumer has made room at the start, long before the end is reached: so only memory is
-used that is mapped and cached. Frames are contiguous and 64-byte aligned, so that tensors can be copied
-straight into one.
+that process ends. Counters only grow; an offset is a counter less the one at which its lap began. The
+producer begins a lap where the consumer has made room at the start, long before the end is reached: so only
+memory is used that is mapped and cached. Frames are contiguous and 64-byte aligned, so that tensors can be
+copied straight into one.
 """
 
 from __future__ import annotations

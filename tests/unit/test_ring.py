@@ -216,7 +216,7 @@ def test_to_start_again_takes_no_room(ends: tuple[Ring, Ring], monkeypatch: pyte
 def test_what_the_consumer_has_not_taken_is_passed_over(
     ends: tuple[Ring, Ring], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It falls asleep right after a lap has begun: all but what it has not taken is used before it is waited for."""
+    """It falls asleep in a lap: all but what it has not taken is used before it is waited for."""
     monkeypatch.setattr(rings, "HOT_BYTES", 3 * ALIGN)
     producer, consumer = ends
     frames = consumer.frames(lambda: True)
@@ -224,12 +224,9 @@ def test_what_the_consumer_has_not_taken_is_passed_over(
     for body in sent:
         put(producer, body)
     received = [bytes(next(frames).body) for _ in range(4)]  # the fourth is still being used
-    with pytest.raises(RingError, match="taken nothing"):
-        while True:
-            sent.append(bytes([len(sent)]) * ALIGN)
-            put(producer, sent[-1], patience=0)
-    sent.pop()
-    assert len(sent) - len(received) >= CAPACITY // (2 * ALIGN) - 3
+    while len(sent) - len(received) < CAPACITY // (2 * ALIGN) - 3:
+        sent.append(bytes([len(sent)]) * ALIGN)
+        put(producer, sent[-1], patience=0)
     assert received + [bytes(frame.body) for frame in frames] == sent
 
 
