@@ -27,11 +27,7 @@ FRAME_BYTES = 1 << 20
 TOGETHER_BYTES = 128 << 10
 """Rows of up to so many bytes are copied by one call with what lies between them."""
 
-MOST_PLANS = 4096
-"""So many plans are kept: of each tap one for each number of rows."""
-
 _WORD = 8
-_ENTRY = struct.Struct(f"={ENTRY}q")
 
 _copy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
@@ -89,40 +85,6 @@ class _Layout:
         self.plain = tensor.is_cpu and self.strides[1:] == contiguous and self.pace >= self.width > 0
 
 
-class _Plan:
-    """How the rows of several tensors are copied by one call, and what the table then says of them.
-
-    Between taps caches grow cold, so that a tap costs what it touches: a plan is all that it looks at, and its
-    entries are the same bytes in every step that fills its frame alike.
-
-    Attributes:
-        facts: of each tensor shape, strides, dtype and how far behind the first one's its memory begins.
-        span: bytes that are copied.
-        size: bytes that they take in a frame.
-        used: how much of the frame was used when `entries` was made.
-        entries: the part of the table, packed.
-    """
-
-    __slots__ = ("_ahead", "_entries", "entries", "facts", "size", "span", "used")
-
-    def __init__(
-        self, sites: Sequence[int], layouts: Sequence[_Layout], ahead: Sequence[int], count: int, span: int
-    ) -> None:
-        looks = zip(layouts, ahead, strict=True)
-        self.facts = [(layout.shape, layout.strides, layout.dtype, place) for layout, place in looks]
-        self.span, self.size = span, -(-span // ALIGN) * ALIGN
-        facts = zip(sites, layouts, strict=True)
-        self._entries = [(site, 0, count, layout.width, layout.pace) for site, layout in facts]
-        self._ahead = ahead
-        self.at(0)
-
-    def at(self, used: int) -> bytes:
-        """The entries of rows that are copied to where the frame is used up to."""
-        places = zip(self._entries, self._ahead, strict=True)
-        self.used, self.entries = used, b"".join(_ENTRY.pack(*entry, used + place) for entry, place in places)
-        return self.entries
-
-
 class Sink:
     """The producing end of the ring, for tensors on the CPU. After an error nothing more may be sent."""
 
@@ -136,12 +98,12 @@ class Sink:
         # a frame has room for rows, and after them for its table
         frame = min(FRAME_BYTES, ring.capacity // 4) // (8 * ALIGN) * (8 * ALIGN)
         self._table_room = frame // 8
+        self._table_items = self._table_room // _WORD
         self._most = frame - self._table_room
         self._together = min(TOGETHER_BYTES, self._most // 4)
         # the frame being filled: where its body begins in the ring, its room for rows, how much is used
         self._body = self._room = self._used = 0
-        self._table = bytearray()
-        self._plans: dict[tuple[tuple[int | None, ...], int], _Plan] = {}
+        self._table: list[int] = []
         ring.attach()
 
     def message(self, **content: Any) -> None:
@@ -167,64 +129,7 @@ class Sink:
             ValueError: a tensor has fewer rows.
             RingError: the writer is gone, failed or stuck, or one row is larger than the ring allows.
         """
-        key = tuple(sites), count
-        plan = self._plans.get(key)
-        if plan is None:
-            self._rows(sites, tensors, count)
-            self._prepare(key, tensors)
-        elif not self._as_planned(plan, tensors):
-            self._rows(sites, tensors, count)
-
-    def _as_planned(self, plan: _Plan, tensors: Sequence[torch.Tensor | None]) -> bool:
-        """Copy rows as it was done before, unless anything is different; return whether that is done."""
-        used, head = self._used, tensors[0]
-        if head is None or used + plan.size > self._room:
-            return False
-        begin = head.data_ptr()
-        for tensor, (shape, strides, dtype, ahead) in zip(tensors, plan.facts, strict=True):
-            if (
-                tensor is None
-                or tensor.shape != shape
-                or tensor.stride() != strides
-                or tensor.dtype is not dtype
-                or not tensor.is_cpu
-                or tensor.data_ptr() - begin != ahead
-            ):
-                return False
-        entries = plan.entries if plan.used == used else plan.at(used)
-        if len(self._table) + len(entries) > self._table_room:
-            return False
-        _copy(self._address + self._body + used, begin, plan.span)
-        self._table += entries
-        self._used = used + plan.size
-        return True
-
-    def _prepare(
-        self, key: tuple[tuple[int | None, ...], int], tensors: Sequence[torch.Tensor | None]
-    ) -> None:
-        """Plan for rows like these, which `_rows` has taken, if one call can copy them."""
-        sites, count = key
-        if count < 1 or not sites or None in sites or len(self._plans) >= MOST_PLANS:
-            return
-        known = [site for site in sites if site is not None]
-        begin = end = 0
-        layouts, ahead = [], []
-        for site, tensor in zip(known, tensors, strict=True):
-            if tensor is None or not self._layouts[site].plain:
-                return
-            layout, first = self._layouts[site], tensor.data_ptr()
-            begin, end = (begin, end) if layouts else (first, first)
-            span = layout.pace * (count - 1) + layout.width
-            if not begin <= first <= end or first + span - begin > self._together:
-                return
-            layouts.append(layout)
-            ahead.append(first - begin)
-            end = max(end, first + span)
-        self._plans[key] = _Plan(known, layouts, ahead, count, end - begin)
-
-    def _rows(self, sites: Sequence[int | None], tensors: Sequence[torch.Tensor | None], count: int) -> None:
-        """Copy rows of tensors that may look like none before them."""
-        if len(self._table) + _ENTRY.size * len(sites) > self._table_room:
+        if len(self._table) + ENTRY * len(sites) > self._table_items:
             self.flush()
         layouts = self._layouts
         begin = end = 0  # the memory that is still to be copied to where the frame is used up to
@@ -256,8 +161,7 @@ class Sink:
                 begin, end = first, first + span
                 if self._used + self._together > self._room:
                     self._open(self._most)
-            place = self._used + first - begin
-            self._table += _ENTRY.pack(site, 0, count, layout.width, layout.pace, place)
+            self._table += (site, 0, count, layout.width, layout.pace, self._used + first - begin)
         self._move(begin, end)
 
     def later(self, tensor: torch.Tensor, convert: Callable[[Any], Any] | None = None) -> Any:
@@ -302,7 +206,7 @@ class Sink:
             size = many * width
             if not self._room or self._used + size > self._room:
                 self._open(max(self._most, size))
-            self._table += _ENTRY.pack(site, first, many, width, width, self._used)
+            self._table += (site, first, many, width, width, self._used)
             if layout.plain and layout.pace == width:
                 source = tensor.data_ptr() + first * width
                 _copy(self._address + self._body + self._used, source, size)
@@ -323,10 +227,9 @@ class Sink:
         """Hand over the frame being filled, if it holds anything."""
         table, used = self._table, self._used
         if table:
-            start = self._body + used
-            self._ring.buffer[start : start + len(table)] = table
-            self._ring.commit(ROWS, used + len(table), (len(table) // _ENTRY.size, used))
-            self._table = bytearray()
+            struct.pack_into(f"={len(table)}q", self._ring.buffer, self._body + used, *table)
+            self._ring.commit(ROWS, used + len(table) * _WORD, (len(table) // ENTRY, used))
+            self._table = []
         self._room = self._used = 0
 
     def _look(self, site: int, tensor: torch.Tensor) -> _Layout:
