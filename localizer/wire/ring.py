@@ -82,7 +82,10 @@ class Frame:
 
 
 class Ring:
-    """One end of a ring. The producer calls `reserve` and `commit`, the consumer `frames`."""
+    """One end of a ring. The producer calls `reserve` and `commit`, the consumer `frames`.
+
+    One end alone produces, and one alone consumes, from the first frame on: each knows where its lap began.
+    """
 
     def __init__(self, path: str | int) -> None:
         fd = os.open(path, os.O_RDWR) if isinstance(path, str) else os.dup(path)
