@@ -32,7 +32,7 @@ from localizer.store import schema
 from localizer.wire import ring as rings
 
 LAYERS, HEADS, KV_HEADS, HEAD, VOCABULARY = 30, 9, 3, 64, 49152
-WEIGHTS = 2 << 20
+WEIGHTS = 7 << 20
 """Bytes read before each layer."""
 
 PACE = 0.017
@@ -54,7 +54,7 @@ class Layer(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.impl = Impl()
-        self.weights = torch.zeros(WEIGHTS, dtype=torch.uint8)
+        self.weights = torch.ones(WEIGHTS // 8, dtype=torch.int64)
         self.spent = 0.0
 
     def forward(self, qkv: torch.Tensor) -> None:

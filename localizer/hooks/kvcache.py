@@ -5,7 +5,7 @@ Layouts, with B blocks of N tokens, H key-value heads and D elements a head:
 * `cpu-vec`: vLLM's CPU backend, `[B, H, N, 2 * D]`, of which the first half of a head's memory in a block
   holds keys as `[D, N]`, the second values as `[N, D]`. Seen on vLLM 0.28.0 and 0.32.0.
 * `cpu-amx`: likewise, keys as `[N / 16, D / 2, 16, 2]`, values as `[D / 16, N / 2, 16, 2]`: pairs of
-  elements, or of tokens, lie together. The kernel that writes it was seen on vLLM 0.32.0, a run was not.
+  elements, or of tokens, lie together. Seen on vLLM 0.32.0, where keys and values were those of the rows.
 * `content`: `[B, H, N, 2 * D]`, each token's key before its value: FlashAttention and Triton. That of
   FlashAttention 3 was seen on vLLM 0.26.0; 0.28.0 and 0.32.0 read it so.
 * `kv-first`: `[2, B, N, H, D]`, and `blocks-first`: `[B, 2, N, H, D]`.

@@ -181,12 +181,7 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool,
     rows = recorder.draft_rows if draft else recorder.rows
 
     def reading(which: Sequence[tuple[str, str]], record: Callable[..., None]) -> Take:
-        places = [(order.index(parameter), parameter) for parameter, _ in which]
-
-        def take(args: Any, kwargs: Any) -> None:
-            record(*[args[index] if index < len(args) else kwargs.get(key) for index, key in places])
-
-        return take
+        return _pass_on([parameter for parameter, _ in which], order, record)
 
     def recorded(which: Sequence[tuple[str, str]]) -> Take:
         return reading(which, recorder.tap([f"{name}/{part}" for _, part in which], draft))
@@ -230,3 +225,23 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool,
         return result
 
     replace(undo, op.owner, op.method, tapped)
+
+
+def _pass_on(names: Sequence[str], order: Sequence[str], action: Callable[..., None]) -> Take:
+    """Call `action` with the arguments of these names; `order` are the names of all parameters."""
+    if not names:
+        return lambda args, kwargs: None
+    places = [order.index(name) for name in names]
+    first, behind = min(places), max(places) + 1
+    together = places == list(range(first, behind))
+
+    def take(args: Any, kwargs: Any) -> None:
+        if len(args) <= first:
+            action(*map(kwargs.get, names))
+        elif together and len(args) >= behind:
+            action(*args[first:behind])
+        else:
+            pairs = zip(places, names, strict=True)
+            action(*[args[place] if place < len(args) else kwargs.get(name) for place, name in pairs])
+
+    return take

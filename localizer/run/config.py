@@ -12,7 +12,7 @@ import msgspec
 
 from localizer.errors import LocalizerError
 from localizer.run.lines import line_of
-from localizer.wire.spec import BOUNDARY
+from localizer.wire.spec import BOUNDARY, HOST
 from localizer.workload import plan
 
 FILE = "localize.toml"
@@ -70,6 +70,9 @@ class Selection(_Section, frozen=True, kw_only=True):
     payload: Literal["none", "first", "all"] = "none"
     weights: bool = True
     kv_contents: bool = False
+    row_digest: Literal["host", "device"] = HOST  # type: ignore[assignment]
+    graph_rows: Count = 0
+    graph_memory: Count = 0
 
 
 class Passes(_Section, frozen=True, kw_only=True):
@@ -207,6 +210,9 @@ overlay = "overlay"                   # a checkout, or a folder with only the ch
 # payload = "none"                    # whose rows are kept whole in the first pass: none, first, all
 # weights = true                      # hash the loaded weights
 # kv_contents = false                 # hash the KV cache after every step
+# row_digest = "host"                 # "device" hashes rows on a CUDA GPU
+# graph_rows = 0                      # tap full CUDA graphs of up to so many rows; 0: all
+# graph_memory = 0                    # MiB that these taps may take; 0: what is free
 
 [run]
 # untapped = 2                        # runs of each source without taps: is it reproducible, are taps neutral

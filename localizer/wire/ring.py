@@ -1,8 +1,10 @@
 """A shared-memory ring of frames: one producer (a worker inside vLLM), one consumer (the writer process).
 
 The ring lives in an anonymous memory file, so it disappears with the last process that maps it, however
-that process ends. Counters only grow; an offset is a counter modulo the capacity. Frames are contiguous and
-64-byte aligned, so that tensors can be copied straight into one.
+that process ends. Counters only grow; an offset is a counter less the one at which its lap began. The
+producer begins a lap where the consumer has made room at the start, long before the end is reached: so only
+memory is used that is mapped and cached. Frames are contiguous and 64-byte aligned, so that tensors can be
+copied straight into one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ CONTROL_BYTES = 4096
 MAGIC = 0x4C4F43414C495A31  # "LOCALIZ1"
 
 HOT_BYTES = 1 << 20
-"""After this many bytes an empty ring is used from its start again, where memory is mapped and cached."""
+"""A lap is at least so long, if the ring is."""
 
 LINGER_BYTES, LINGER_SECONDS = 1 << 20, 0.1
 """A consumer that has taken everything waits for so much more, or so long, before it begins again."""
@@ -35,8 +37,8 @@ _POPULATE_WRITE = 23
 # words of the control block
 _MAGIC, _CAPACITY, _HEAD, _TAIL, _CLOSED, _FAILED, _ATTACHED, _STEPS, _ROWS, _DUMMY = range(10)
 
-SKIP, MESSAGE, ROWS = 0, 1, 2
-"""Frame kinds: filler at the end of the ring; a JSON message; rows of sites, and a table of them.
+SKIP, MESSAGE, ROWS, BACK = 0, 1, 2, 3
+"""Frame kinds: filler; a JSON message; rows of sites, and a table of them; the end of a lap.
 
 The table consists of `ENTRY` signed 64-bit numbers for each tensor: site; index of its first row; count of
 rows; bytes of a row; bytes from one row to the next; where its first row begins in the body. A row is in C
@@ -80,7 +82,10 @@ class Frame:
 
 
 class Ring:
-    """One end of a ring. The producer calls `reserve` and `commit`, the consumer `frames`."""
+    """One end of a ring. The producer calls `reserve` and `commit`, the consumer `frames`.
+
+    One end alone produces, and one alone consumes, from the first frame on: each knows where its lap began.
+    """
 
     def __init__(self, path: str | int) -> None:
         fd = os.open(path, os.O_RDWR) if isinstance(path, str) else os.dup(path)
@@ -94,8 +99,9 @@ class Ring:
             raise RingError("this is not a localizer ring")
         self.capacity = int(self._words[_CAPACITY])
         self._lock = threading.Lock()  # taking it is a full memory fence on weakly ordered processors
-        self._gap = self._room = 0
-        self._head, self._tail = self._words[_HEAD], self._words[_TAIL]  # as the producer last saw them
+        self._head, self._room = int(self._words[_HEAD]), 0
+        # counters at which the lap began that this end is in, and the one before; where that one ended
+        self._lap = self._before = self._wall = 0
 
     # -- producer --------------------------------------------------------------------------------------
 
@@ -117,17 +123,10 @@ class Ring:
             raise RingError(f"a frame of {length} bytes does not fit a ring of {self.capacity} bytes")
         if self._words[_FAILED]:
             raise RingError("the writer has failed")
-        offset = self._head % self.capacity
-        if offset > HOT_BYTES and self._words[_TAIL] == self._head:
-            self._start_again(self.capacity - offset)
-            offset = 0
-        gap = self.capacity - offset if offset + size > self.capacity else 0
-        if self._head + gap + size - self._tail > self.capacity:
-            self._wait_for_room(self._head + gap + size, alive, patience)
-        if gap:
-            self._skip(offset, gap)
-        self._gap, self._room = gap, length
-        return CONTROL_BYTES + (self._head + gap) % self.capacity + ALIGN
+        if not self._fits(size):
+            self._wait_for_room(size, alive, patience)
+        self._room = length
+        return CONTROL_BYTES + self._head - self._lap + ALIGN
 
     def commit(self, kind: int, length: int, args: tuple[int, ...] = ()) -> None:
         """Hand the reserved frame to the consumer.
@@ -139,47 +138,51 @@ class Ring:
         """
         if length > self._room:
             raise ValueError(f"a frame of {length} bytes in room for {self._room}")
-        start = self._head + self._gap
-        offset = CONTROL_BYTES + start % self.capacity
+        self._put(kind, length, _size(length), args)
+        self._room = 0
+
+    def _put(self, kind: int, length: int, size: int, args: tuple[int, ...] = ()) -> None:
+        """Write a header and go on by so many bytes."""
+        offset = CONTROL_BYTES + self._head - self._lap
         _FRAME.pack_into(self._map, offset, kind, 0, length, *(*args, 0, 0, 0, 0, 0, 0)[:6])
         with self._lock:
             pass
-        self._head = start + _size(length)
+        self._head += size
         self._words[_HEAD] = self._head
-        self._gap = self._room = 0
 
-    def _skip(self, offset: int, gap: int) -> None:
-        _FRAME.pack_into(self._map, CONTROL_BYTES + offset, SKIP, 0, gap, 0, 0, 0, 0, 0, 0)
+    def _fits(self, size: int) -> bool:
+        """Go to where a frame of so many bytes may be written; False if there is no such place now."""
+        at, tail = self._head - self._lap, self._words[_TAIL]
+        if tail < self._lap and at < self._wall:
+            # the consumer is in the lap before: what it has not taken yet lies from there to the wall
+            if at + size < tail - self._before:
+                return True
+            if self._wall + size > self.capacity:
+                return False
+            self._put(SKIP, self._wall - at, self._wall - at)
+            return True
+        fits = at + size <= self.capacity
+        if tail >= self._lap and size < tail - self._lap and (at > HOT_BYTES or not fits):
+            if at < self.capacity:
+                self._put(BACK, 0, ALIGN)
+            self._before, self._lap = self._lap, self._head
+            self._wall = self._lap - self._before
+            return True
+        return fits
 
-    def _start_again(self, gap: int) -> None:
-        """Go to the start of an empty ring, and let the consumer be there already.
-
-        One that looks between the two steps finds a frame to skip; one that looked before them sees that
-        the tail has moved. So the rest of the ring does not count as used until the consumer looks next.
-        """
-        self._skip(self._head % self.capacity, gap)
-        with self._lock:
-            pass
-        self._head += gap
-        self._words[_HEAD] = self._head
-        with self._lock:
-            pass
-        self._words[_TAIL] = self._tail = self._head
-
-    def _wait_for_room(self, head: int, alive: Callable[[], bool], patience: float) -> None:
-        """Wait until a frame that ends at `head` fits; the consumer's tail is looked at only here."""
-        deadline = time.monotonic() + patience
-        while head - self._words[_TAIL] > self.capacity:
+    def _wait_for_room(self, size: int, alive: Callable[[], bool], patience: float) -> None:
+        """Wait until a frame of so many bytes fits."""
+        tail, deadline = self._words[_TAIL], time.monotonic() + patience
+        while not self._fits(size):
             if self._words[_FAILED]:
                 raise RingError("the writer has failed")
             if not alive():
                 raise RingError("the writer is gone")
-            if self._words[_TAIL] != self._tail:
-                self._tail, deadline = self._words[_TAIL], time.monotonic() + patience
+            if self._words[_TAIL] != tail:
+                tail, deadline = self._words[_TAIL], time.monotonic() + patience
             elif time.monotonic() > deadline:
                 raise RingError(f"the writer has taken nothing for {patience:.0f} seconds")
             time.sleep(0.0005)
-        self._tail = self._words[_TAIL]
 
     def close(self) -> None:
         """Say that no frame follows."""
@@ -218,19 +221,20 @@ class Ring:
                     continue
             with self._lock:
                 pass
-            offset = CONTROL_BYTES + tail % self.capacity
+            if tail - self._lap == self.capacity:
+                self._lap = tail
+            offset = CONTROL_BYTES + tail - self._lap
             kind, _, length, *args = _FRAME.unpack_from(self._map, offset)
-            with self._lock:
+            size = length if kind == SKIP else _size(length)
+            if kind == BACK:
+                self._lap = tail + size
+            elif kind != SKIP:
+                body = offset + ALIGN
+                with self.buffer[body : body + length] as view:
+                    yield Frame(kind, tuple(args), view)
+            with self._lock:  # what was read was read before it may be overwritten
                 pass
-            if self._words[_TAIL] != tail:  # the producer has started again, and that was no frame
-                continue
-            if kind == SKIP:
-                self._words[_TAIL] = tail + length
-                continue
-            body = offset + ALIGN
-            with self.buffer[body : body + length] as view:
-                yield Frame(kind, tuple(args), view)
-            self._words[_TAIL] = tail + _size(length)
+            self._words[_TAIL] = tail + size
 
     def fail(self) -> None:
         """Tell the producer that nothing more will be taken."""
