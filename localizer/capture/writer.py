@@ -9,6 +9,7 @@ standard output is a JSON object: what was recorded, or the error.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -168,6 +169,7 @@ def _why(error: Exception) -> dict[str, str]:
 def main() -> None:
     """`python -m localizer.capture.writer RING_FD FOLDER RANK`."""
     os.nice(NICENESS)
+    gc.set_threshold(1 << 20)  # a step's rows are thousands of objects at a time, and no garbage
     with contextlib.suppress(OSError):  # as in a sandbox; its waking then puts off a thread of vLLM's
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     ring_fd, folder, rank = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

@@ -16,14 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 from actions_double import Runner
 from builders import Plan, attention, bump, pair
+from command_line import understood
 from github_double import TOKEN, Double, serving
-
-from localizer.cli.main import localize
 
 ROOT = Path(__file__).parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -116,9 +114,7 @@ def asked(folder: Path) -> list[list[str]]:
     lines = [json.loads(line) for line in (folder / "asked").read_text().splitlines()]
     found = [line[3:] for line in lines if line[1:3] == ["-m", "localizer"]]
     for name, *arguments in found:
-        command = localize.get_command(click.Context(localize), name)
-        assert command is not None
-        command.make_context(name, list(arguments))
+        understood(name, arguments)
     return found
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from builders import Plan, attention, bump, write
+from command_line import understood
 from interpreted import interpreted
 
 from localizer.store.reader import Capture
@@ -42,21 +43,21 @@ def test_they_start(name: str) -> None:
 
 def test_the_arguments_are_those_of_localize(script: ModuleType, tmp_path: Path) -> None:
     """Every command that it would run is one that `localize capture` takes."""
-    from localizer.cli.capture import command
-
-    options = script.parsed(["--model", "m", "--draft", "d", "--out", str(tmp_path)])
+    options = script.parsed(["--model", "m", "--out", str(tmp_path)])
+    options.draft = "d"  # what gpu_capture has beside it
     more = (
         ("--payload", "none", "--row-digest", "device"),
         ("--graph-rows", "4"),
         ("--graph-memory", "1"),
         ("--kv-contents",),
+        script.RETURNED,
     )
-    for arm in (*script.ARMS, *script.EAGLE):
+    for arm in (*script.ARMS, *script.gpu_capture.FIRST):
         for arguments in more:
             _, name, *rest = [*script.gpu_capture.arguments(arm, options), *arguments]
-            command.make_context("capture", [name, *rest])
+            understood("capture", [name, *rest])
     for arm in script.ALTERNATED:
-        command.make_context("capture", ["x", "--model", "m", *script.gpu_overhead.TAPS[arm]])
+        understood("capture", ["x", "--model", "m", *script.gpu_overhead.TAPS[arm]])
     assert set(options.parts.split(",")) | {"overhead"} == set(script.PARTS)
     with pytest.raises(SystemExit):
         script.parsed(["--model", "m", "--out", "x", "--parts", "nothing"])

@@ -7,14 +7,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 import pytest
 from builders import Plan, write
+from command_line import understood
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localizer.cli.main import localize
 from localizer.report import reproduce
 from localizer.report.safe import escaped
 from localizer.store.reader import Capture
@@ -27,9 +26,7 @@ def read(line: str) -> dict[str, Any]:
     """What the command line understands."""
     program, name, *arguments = shlex.split(line)
     assert program == "localize"
-    command = localize.get_command(click.Context(localize), name)
-    assert command is not None
-    return command.make_context(name, arguments).params
+    return understood(name, arguments)
 
 
 def altered(capture: Capture, **changes: Any) -> Capture:
