@@ -102,7 +102,7 @@ class Tapped:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / schema.OPEN).write_bytes(schema.encode(opening))
             descriptor = rings.create(BUFFER_MIB << 20)
-            writer = processes.start_writer(descriptor, Path(folder))
+            writer = processes.start_writer(descriptor, Path(folder), 0)
             recorder = Recorder(Sink(rings.Ring(descriptor), writer.pid))
             config = self.llm.llm_engine.vllm_config
             with taps.install(recorder, self.runner, config, layers) as undo:

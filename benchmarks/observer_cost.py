@@ -150,7 +150,7 @@ def measure(batch: int, layers: str, payload: str, steps: int) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / schema.OPEN).write_bytes(schema.encode(opening))
         descriptor = rings.create(BUFFER_MIB << 20)
-        writer = processes.start_writer(descriptor, Path(folder))
+        writer = processes.start_writer(descriptor, Path(folder), 0)
         recorder = Recorder(Sink(rings.Ring(descriptor), writer.pid))
         context = {f"model.layers.{i}.self_attn.attn": layer for i, layer in enumerate(runner.model.layers)}
         config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))

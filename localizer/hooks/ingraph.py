@@ -121,6 +121,11 @@ class Group:
         self._taps.append(tap)
         return tap
 
+    @property
+    def warming(self) -> bool:
+        """Whether there are buffers and no graph is captured now: in the forwards that warm one up."""
+        return self.most_rows > 0 and not self.capturing()
+
     def cannot(self, problem: str) -> None:
         """Note, once, what will be missing."""
         if problem not in self.problems:

@@ -177,7 +177,7 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool,
     call = getattr(op.owner, op.method)
     order = list(inspect.signature(call).parameters)
     if group is not None and op.reads:
-        call = unchanged.checked(call, [parameter for parameter, _ in op.before], name, recorder)
+        call = unchanged.checked(call, [parameter for parameter, _ in op.before], name, recorder, group)
     rows = recorder.draft_rows if draft else recorder.rows
 
     def reading(which: Sequence[tuple[str, str]], record: Callable[..., None]) -> Take:

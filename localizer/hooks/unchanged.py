@@ -9,27 +9,31 @@ from typing import Any
 
 import torch
 
+from localizer.hooks.ingraph import Group
 from localizer.hooks.recorder import Recorder
 
 MOST_ROWS = 64
 """So many rows are compared."""
 
 
-def checked(call: Callable[..., Any], parameters: Sequence[str], name: str, recorder: Recorder) -> Any:
-    """A stand-in for a call which, the first time in a recorded step, compares inputs before and after it.
+def checked(
+    call: Callable[..., Any], parameters: Sequence[str], name: str, recorder: Recorder, group: Group
+) -> Any:
+    """A stand-in for a call which compares inputs before and after it.
 
-    Nothing is waited for: that they differ is found out when the run is over, and makes the capture
-    incomplete.
+    It does so in every warm-up of a graph, and the first time in a recorded step that Python reaches. Nothing
+    is waited for: that they differ is found out when the run is over, and makes the capture incomplete.
 
     Args:
         call: the op.
         parameters: names of the tensors [rows, ...] that it should only read.
         name: of the layer, for the sentence.
         recorder: says whether a step is recorded, and asks when the run is over.
+        group: says whether a graph is about to be captured.
     """
     order = list(inspect.signature(call).parameters)
     old: list[torch.Tensor] = []
-    changes: list[torch.Tensor] = []
+    changed: torch.Tensor | None = None
     seen = False
 
     def rows(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -43,21 +47,23 @@ def checked(call: Callable[..., Any], parameters: Sequence[str], name: str, reco
 
     @recorder.guarded
     def compare(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        nonlocal changed
         for one, other in zip(old, rows(args, kwargs), strict=True):
-            changes.append((one != other).any())
+            change = (one != other).any()
+            changed = change if changed is None else changed | change
         old.clear()
 
     def complaint() -> str | None:
-        if any(bool(change) for change in changes):
+        if changed is not None and bool(changed):
             return f"{name} writes to its own inputs, so that rows from full graphs hold what it left of them"
         return None
 
     @functools.wraps(call)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         nonlocal seen
-        if seen or not recorder.recording:
+        if seen if recorder.recording else not group.warming:
             return call(*args, **kwargs)
-        seen = True
+        seen = seen or recorder.recording
         keep(args, kwargs)
         result = call(*args, **kwargs)
         compare(args, kwargs)
