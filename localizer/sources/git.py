@@ -12,6 +12,9 @@ SECONDS = 10.0
 _PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
 """Variables by which a git that runs localize, as a hook, would have its own repository asked instead."""
 
+_ASKING = ("-c", "core.fsmonitor=false", "-c", "diff.autoRefreshIndex=false")
+"""Else git starts a program, and `git diff` writes the index where files are unchanged but for their times."""
+
 
 def ask(folder: Path, *arguments: str, given: bytes = b"", patient: bool = False) -> bytes:
     """What git prints when it is asked in `folder`; it may take `SECONDS`, or any time if `patient`.
@@ -22,7 +25,7 @@ def ask(folder: Path, *arguments: str, given: bytes = b"", patient: bool = False
     """
     environment = {key: value for key, value in os.environ.items() if key not in _PLACES}
     done = subprocess.run(
-        ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
+        ["git", *_ASKING, "-C", str(folder), *arguments],
         env=environment | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
         input=given,
         capture_output=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -72,8 +73,8 @@ def test_a_checkout_against_the_installed_version(checkout: Path, installed: Pat
     git(checkout, "tag", "v1.0", "main~1")
     index = checkout / ".git" / "index"
     (checkout / "csrc" / "new.h").write_text("")
-    (checkout / "csrc" / "b.cu").write_text("edited")
-    (checkout / "csrc" / "b.cu").write_text("1")  # as it was, but for its time
+    for tracked in git(checkout, "ls-files").split():  # as they were, but for their times
+        os.utime(checkout / tracked, (1, 1))
     before = index.stat().st_mtime_ns, index.read_bytes()
     found = of_overlay(checkout, installed, "1.0+cpu")
     assert found == Native(against="installed", base="v1.0", files=["csrc/a.cu", "csrc/new.h"], count=2)
