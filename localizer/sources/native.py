@@ -49,8 +49,7 @@ def of_overlay(overlay: Path, installed: Path, version: str) -> Native | None:
     if not any(map(is_native, tracked)):
         return _native(_untracked(overlay), "folder")
     base = installed_commit(overlay, installed, version)
-    compared = ("diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--name-only", "-z")
-    changed = git.names(overlay, *compared, base or "HEAD", "--")
+    changed = git.changed(overlay, base or "HEAD")
     if changed is None:
         return Native(against="unknown", base=base or "", files=[], count=0)
     changed += _untracked(overlay)
