@@ -51,6 +51,7 @@ MEMORY = {
     "large": Size(rows=390_625, kept=4),
     "100 GB": Size(rows=390_625, kept=32, holes=True),
     "long": Size(rows=1_000_000, layers=2),
+    "longer": Size(rows=4_000_000, layers=2),
 }
 """Captures whose memory is measured; payload of all of them is holes."""
 

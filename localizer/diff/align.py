@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from localizer.store import schema
+from localizer.store import schema, scratch
 from localizer.store.reader import Capture, Table
 from localizer.wire import ranks
 
 BY_REQUEST, BY_PREFIX, WITHIN = "request+prefix", "prefix", "within"
+
+BLOCK = 1 << 18
+"""Rows whose keys are held in memory at a time where both sides have the same."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,14 @@ def pair_rows(candidate: Table, parent: Table, *, with_request: bool) -> tuple[n
 
     The key is that of `keyed`. Rows without one never pair.
     """
-    left, right = np.flatnonzero(comparable(candidate)), np.flatnonzero(comparable(parent))
-    ours, theirs = _keys(candidate, left, with_request), _keys(parent, right, with_request)
-    if len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True)):
+    left, right = comparable_rows(candidate), comparable_rows(parent)
+    if len(left) == len(right) and all(
+        _equal_keys(candidate, left[part], parent, right[part], with_request)
+        for start in range(0, len(left), BLOCK)
+        for part in [slice(start, start + BLOCK)]
+    ):
         return left, right  # the usual case: the same rows in the same order
+    ours, theirs = _keys(candidate, left, with_request), _keys(parent, right, with_request)
     one, other = _grouped(ours, theirs)
     width = len(one) + len(other) + 1
     _, at_left, at_right = np.intersect1d(
@@ -141,6 +148,20 @@ def comparable(table: Table) -> np.ndarray:
     """Bool [rows]: whether the prefix is known (an unknown one is all zero) and the row is no padding."""
     words = _words(table)
     return ((words[:, 0] | words[:, 1]) != 0) & (table.columns["kind"] != schema.DRAFT_PADDING)
+
+
+def comparable_rows(table: Table) -> np.ndarray:
+    """int64 [n]: the rows of which that is so."""
+    found = np.flatnonzero(comparable(table))
+    rows = scratch.zeros(len(found), np.int64)
+    rows[:] = found
+    return rows
+
+
+def _equal_keys(one: Table, rows: np.ndarray, other: Table, others: np.ndarray, with_request: bool) -> bool:
+    """Whether rows of two tables, equally many, have the same keys, one after the other."""
+    keys = zip(_keys(one, rows, with_request), _keys(other, others, with_request), strict=True)
+    return all(np.array_equal(ours, theirs) for ours, theirs in keys)
 
 
 def _grouped(*sides: list[np.ndarray]) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from localizer.diff.align import Alignment
+from localizer.store import scratch
 from localizer.store.expected import applicable
 from localizer.store.reader import Capture
 from localizer.store.sets import Stacked
@@ -27,7 +28,7 @@ class Bits:
 
     def __init__(self, rows: int, columns: int) -> None:
         self.shape = rows, columns
-        self._packed = np.zeros((rows, (columns + 7) // 8), np.uint8)
+        self._packed = scratch.zeros((rows, (columns + 7) // 8), np.uint8)
 
     def put(self, start: int, block: np.ndarray) -> None:
         """Set the rows from `start` on to those of a bool array [n, columns]."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from localizer.errors import DamagedCapture, NotACapture
-from localizer.store import ranks, schema, tensors, trace
+from localizer.store import ranks, schema, scratch, tensors, trace
 from localizer.store.digest import BY_SITE, XXH3, row_digest, shard_algorithm
 from localizer.store.expected import applicable
 from localizer.store.schema import (
@@ -378,8 +378,8 @@ class Capture:
         if len(sets) == 1:
             return self._row_table(sets[0].rows)
         total = sum(part.count for part in sets)
-        columns = {name: np.zeros(total, dtype) for name, dtype in COLUMNS.items()}
-        columns["prefix"] = np.zeros((total, DIGEST_BYTES), np.uint8)
+        columns = {name: scratch.zeros(total, dtype) for name, dtype in COLUMNS.items()}
+        columns["prefix"] = scratch.zeros((total, DIGEST_BYTES), np.uint8)
         for part in sets:
             for name, column in self._row_table(part.rows).items():
                 columns[name][part.start : part.start + part.count] = column

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from builders import Plan, attention, pair, write
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,3 +127,16 @@ def test_sites_align_by_name(tmp_path: Path) -> None:
 def test_empty_captures_align_to_nothing(tmp_path: Path) -> None:
     plan = align(*captures(tmp_path, only_tokens=True))
     assert (len(plan), plan.sites) == (0, ())
+
+
+def test_equal_rows_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the last block or a middle one is another, the pairs are those of a whole."""
+    monkeypatch.setattr("localizer.diff.align.BLOCK", 3)
+    keys = [(request, prefix) for request in range(3) for prefix in range(1, 5)]
+    for place in (None, 0, 5, 11):
+        other = list(keys)
+        if place is not None:
+            other[place] = (7, 99)
+        expected = [row for row in range(len(keys)) if row != place]
+        pairs = pair_rows(table(keys), table(other), with_request=True)
+        assert [rows.tolist() for rows in pairs] == [expected, expected]
