@@ -265,3 +265,29 @@ def test_sites_of_ranks_lie_side_by_side() -> None:
         *("a/x", "a/x@1", "n/x@1", "b/query[0/2]", "b/query[1/2]", "c/x", "c/x@1", "z/x@1"),
     ]
     assert ranks.side_by_side([]) == []
+    third = [(name, name) for name in ("c/x@2", "y/x@2", "a/x@2", "z/x@2")]  # as no rank computes
+    assert ranks.side_by_side([first, second, third]) == [
+        *("a/x", "a/x@1", "a/x@2", "n/x@1", "b/query[0/2]", "b/query[1/2]"),
+        *("c/x", "c/x@1", "c/x@2", "y/x@2", "z/x@1", "z/x@2"),
+    ]
+
+
+def test_many_sites_of_ranks_that_say_the_opposite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes a capture decides on their number and order: no site is looked for among all."""
+    compared = 0
+
+    class Base(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    monkeypatch.setattr(ranks.ranks, "base", lambda name: Base(name.partition("@")[0]))
+    names = [f"{number}/x" for number in range(1000)]
+    found = ranks.side_by_side(
+        [[(name, name) for name in names], [(f"{name}@1", name) for name in names[::-1]]]
+    )
+    assert found == [name for name in names for _ in range(2)]
+    assert compared < 10 * len(names)
