@@ -93,6 +93,21 @@ def test_a_fault_of_one_of_three_ranks(tmp_path: Path) -> None:
     assert "one-rank" in codes(compared(tmp_path, replace(TWO, ranks=3), changes=changes))
 
 
+@pytest.mark.parametrize(
+    ("site", "attribution"),
+    [
+        (f"{attention(1, 'query')}[0/2]", "candidate-only"),
+        (f"{attention(1, 'query')}[1/2]", "also-in-control"),
+        (f"{attention(0, 'output')}[0/2]", "also-in-control"),
+    ],
+)
+def test_noise_of_other_heads_is_not_upstream(tmp_path: Path, site: str, attribution: str) -> None:
+    """Within a layer a rank computes its heads by itself; between layers all ranks add theirs up."""
+    ours, theirs = pair(tmp_path, TWO, changes={("r00.00", 1, f"{OUTPUT}[1/2]"): bump()})
+    noisy = write(tmp_path, replace(TWO, name="control", changes={("r00.00", 1, site): bump()}))
+    assert diff(Capture(ours), Capture(theirs), [Capture(noisy)]).attribution == attribution
+
+
 def test_a_copy_that_differs_on_one_rank(tmp_path: Path) -> None:
     result = compared(tmp_path, changes={("r00.00", 2, f"{HIDDEN}@1"): bump()})
     assert result.first is not None
