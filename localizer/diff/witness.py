@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
 from localizer.diff.align import Alignment, align, comparable
+from localizer.diff.attribution import NO_CONTROL
 from localizer.diff.compare import compare
 from localizer.diff.result import Result
 from localizer.diff.runs import Reproduction, Way
@@ -106,6 +108,22 @@ def shows(candidate: Capture, parent: Capture, found: Result, first_pass: Result
     part = replace(alignment, candidate=alignment.candidate[pairs], parent=alignment.parent[pairs])
     differ = compare(candidate, parent, part).differ
     return bool(differ[np.arange(len(part))][:, alignment.sites.index(first.site)].any())
+
+
+def attributed(found: Result, first_pass: Result) -> Result:
+    """The diff of reproduced witnesses, with what controls showed in the first pass at the same first place.
+
+    Witnesses have no digests in common with controls whose rows were hashed on a GPU.
+    """
+    if found.attribution != NO_CONTROL or found.first is None or first_pass.first is None:
+        return found
+    here, there = (
+        (it.request, it.position, it.kind, it.site, it.parent_request, it.parent_step)
+        for it in (found.first, first_pass.first)
+    )
+    if here != there:
+        return found
+    return msgspec.structs.replace(found, attribution=first_pass.attribution, controls=first_pass.controls)
 
 
 def _first(

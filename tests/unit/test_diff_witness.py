@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from builders import Plan, attention, bump, write
 
+from localizer.diff import diff
 from localizer.diff.runs import Reproduction, Way
-from localizer.diff.witness import reproduction
+from localizer.diff.witness import attributed, reproduction
 from localizer.store.reader import Capture
 
 QUERY = attention(1, "query")
@@ -47,3 +48,25 @@ def test_what_the_witness_lacks(tmp_path: Path, hashed: bool) -> None:
     found = again(tmp_path, replace(FIRST, hashed=hashed), absent=absent, state="incomplete")
     assert not found.reproduced
     assert (found.differ, found.missing) == (0, 1)
+
+
+@pytest.mark.parametrize("hashed", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_what_controls_showed_holds_for_the_witness(tmp_path: Path, hashed: bool, noisy: bool) -> None:
+    changes = {("r00.00", 2, QUERY): bump()}
+    first = replace(FIRST, hashed=hashed)
+    control = Capture(write(tmp_path, replace(first, name="control", changes=changes if noisy else {})))
+    ours, theirs, again, other = (
+        Capture(write(tmp_path, replace(plan, name=f"{name}-{number}", changes=made)))
+        for number, plan in enumerate((first, replace(FIRST, payload=None)))
+        for name, made in (("candidate", changes), ("parent", {}))
+    )
+    first_pass, found = diff(ours, theirs, [control]), diff(again, other, [control])
+    result = attributed(found, first_pass)
+    assert result.attribution == ("also-in-control" if noisy else "candidate-only")
+    assert result.controls is not None
+    elsewhere = Capture(
+        write(tmp_path, replace(FIRST, name="else", payload=None, changes={("r00.00", 1, QUERY): bump()}))
+    )
+    moved = diff(elsewhere, other, [control])
+    assert attributed(moved, first_pass) == moved
