@@ -46,7 +46,7 @@ from localizer.diff.drafts import FIRST_STEP
 from localizer.diff.keyvalue import chain
 from localizer.diff.localize import DETAILED_REQUESTS
 from localizer.diff.order import CausalOrder, causal_order
-from localizer.diff.places import FINAL, INPUTS, INSIDE, LM_HEAD, SAMPLER, Place, place
+from localizer.diff.places import ATTENTION, FINAL, INPUTS, INSIDE, LM_HEAD, SAMPLER, Place, place, same_heads
 from localizer.diff.settings import settings
 from localizer.diff.speculation import speculation
 from localizer.diff.tokens import TokenComparison, compare_tokens
@@ -107,9 +107,11 @@ def _lies_before(where: Place, there: Place) -> bool:
     """Whether a site that comes earlier in execution order is known to lie upstream of another on its row.
 
     Auxiliary hidden states are computed between layers that are not known: before the end of the forward, and
-    behind its inputs.
+    behind its inputs. Attention computes each head from its own query, key and value.
     """
     if where.draft != there.draft or where.group == there.group:
+        return False
+    if where.layer == there.layer and where.op == ATTENTION and not same_heads(where, there):
         return False
     if INSIDE in (where.stage, there.stage):
         return where.stage == INPUTS or there.stage in (FINAL, LM_HEAD, SAMPLER)

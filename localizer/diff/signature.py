@@ -64,7 +64,7 @@ def signatures(
         return []
     places = [place(name) for name in alignment.sites]
     found = list(_everywhere(places, comparison))
-    found += _one_rank(places, alignment, comparison, order)
+    found += _one_rank(candidate, places, alignment, comparison, order)
     evidence = gather(candidate, alignment, comparison, order)
     if evidence is not None:
         found += _patterns(candidate, alignment, evidence)
@@ -83,12 +83,12 @@ def _everywhere(places: list[Place], comparison: Comparison) -> Iterator[Signatu
 
 
 def _one_rank(
-    places: list[Place], alignment: Alignment, comparison: Comparison, order: CausalOrder
+    candidate: Capture, places: list[Place], alignment: Alignment, comparison: Comparison, order: CausalOrder
 ) -> Iterator[Signature]:
     """The one rank that differs in the first differing row of each request, where its difference enters.
 
     The witnesses are the rows of which that is where the causally first difference enters. The same sites of
-    all other ranks must have been compared there, and be equal.
+    all other ranks, of either side, must have been compared there, and be equal.
     """
     if not alignment.owners:
         return
@@ -101,6 +101,10 @@ def _one_rank(
     ranks = np.unique(owner[sites[differ.any(axis=0)]])
     parts = {places[site].base for site in sites[differ.any(axis=0)]}
     others = np.array([owner[site] != ranks[0] and places[site].base in parts for site in sites])
+    apart = {place(name).base for name in (*alignment.candidate_only, *alignment.parent_only)}
+    held = [{owner[i] for i in sites if places[i].base == part} for part in parts]
+    if any(len(of) < candidate.open.observer.ranks for of in held) or parts & apart:
+        return
     if len(ranks) == 1 and others.any() and compared[:, others].all():
         yield Signature(code="one-rank", rows=len(witnesses), number=int(ranks[0]))
 

@@ -114,8 +114,7 @@ def blocks(
         if ours.payload is None:
             continue
         starts = np.array([part.start for part in others], np.int64)
-        stop = min(ours.start + ours.count, candidate.rows_of(ours.rank))
-        first, end = np.searchsorted(alignment.candidate, [ours.start, max(ours.start, stop)])
+        first, end = np.searchsorted(alignment.candidate, [ours.start, ours.start + candidate.known(ours)])
         owners = np.searchsorted(starts, alignment.parent[first:end], side="right") - 1
         for owner in np.unique(owners):
             theirs = others[owner]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
 from localizer.diff.align import Alignment, align, comparable
+from localizer.diff.attribution import NO_CONTROL
 from localizer.diff.compare import compare
 from localizer.diff.result import Result
 from localizer.diff.runs import Reproduction, Way
+from localizer.store.digest import row_digest
 from localizer.store.reader import Capture
 from localizer.store.schema import KINDS
 
@@ -34,20 +37,26 @@ def ways(found: Result) -> list[Way]:
 
 
 def reproduction(again: Capture, before: Capture, chosen: Sequence[Way]) -> Reproduction:
-    """Compare, by digest, the rows on the ways with those of the first pass, at all shared sites."""
+    """Compare, by digest, the rows on the ways with those of the first pass, at all sites that both have.
+
+    Where the first pass took digests by another algorithm, the kept rows are hashed by that one.
+    """
     alignment = align(again, before)
     wanted = np.unique(np.concatenate([_rows(before, way) for way in chosen]))
     pairs = np.flatnonzero(np.isin(alignment.parent, wanted))
     part = replace(alignment, candidate=alignment.candidate[pairs], parent=alignment.parent[pairs])
     found = compare(again, before, part)
-    request, position, site = _first(again, part, found.differ[np.arange(len(part))])
+    hashed = _hashed_anew(again, before, part)
+    rows, sites = np.nonzero(found.differ[np.arange(len(part))])
+    differ = [*zip(rows.tolist(), part.candidate_sites[sites].tolist(), strict=True), *hashed.differ]
+    request, position, site = _first(again, part, differ)
     return Reproduction(
         capture=again.label,
         rows=len(wanted),
         rows_missing=len(wanted) - len(pairs),
-        compared=int(found.compared_rows.sum()),
-        differ=int(found.differ_rows.sum()),
-        missing=_missing(again, before, part),
+        compared=int(found.compared_rows.sum()) + hashed.compared,
+        differ=len(differ),
+        missing=_missing(again, before, part) + hashed.missing,
         tokens_equal=all(_tokens(again, way) == _tokens(before, way) for way in chosen),
         state=again.state,
         first_site=site,
@@ -101,12 +110,61 @@ def shows(candidate: Capture, parent: Capture, found: Result, first_pass: Result
     return bool(differ[np.arange(len(part))][:, alignment.sites.index(first.site)].any())
 
 
+def attributed(found: Result, first_pass: Result) -> Result:
+    """The diff of reproduced witnesses, with what controls showed in the first pass at the same first place.
+
+    Witnesses have no digests in common with controls whose rows were hashed on a GPU.
+    """
+    if found.attribution != NO_CONTROL or found.first is None or first_pass.first is None:
+        return found
+    here, there = (
+        (it.request, it.position, it.kind, it.site, it.parent_request, it.parent_step)
+        for it in (found.first, first_pass.first)
+    )
+    if here != there:
+        return found
+    return msgspec.structs.replace(found, attribution=first_pass.attribution, controls=first_pass.controls)
+
+
 def _first(
-    capture: Capture, part: Alignment, differ: np.ndarray
+    capture: Capture, part: Alignment, differ: Sequence[tuple[int, int]]
 ) -> tuple[str | None, int | None, str | None]:
-    """Request, position and site of the first pair that differs."""
-    rows, sites = np.nonzero(differ)
-    if not len(rows):
+    """Request, position and site of the first of the pairs that differ, each with a column of the table."""
+    if not differ:
         return None, None, None
-    columns, row = capture.table.columns, part.candidate[rows[0]]
-    return capture.requests[columns["request"][row]], int(columns["position"][row]), part.sites[sites[0]]
+    pair, column = min(differ)
+    columns, row = capture.table.columns, part.candidate[pair]
+    return (
+        capture.requests[columns["request"][row]],
+        int(columns["position"][row]),
+        capture.sites[column].name,
+    )
+
+
+@dataclass
+class _Hashed:
+    """Witness rows against digests of another algorithm; `differ`: pairs and columns of the table."""
+
+    compared: int = 0
+    missing: int = 0
+    differ: list[tuple[int, int]] = field(default_factory=list)
+
+
+def _hashed_anew(again: Capture, before: Capture, part: Alignment) -> _Hashed:
+    """Hash what the witness kept at sites of which the first pass has digests of another algorithm."""
+    found = _Hashed()
+    columns = {site.name: column for column, site in enumerate(again.sites)}
+    others = [column for column, site in enumerate(before.sites) if site.name in part.other_digest]
+    present, digest = (array[part.parent][:, others] for array in (before.table.present, before.table.digest))
+    for index, site in enumerate(before.sites[column] for column in others):
+        column = columns[site.name]
+        same = (again.sites[column].dtype, again.sites[column].shape) == (site.dtype, site.shape)
+        for pair in np.flatnonzero(present[:, index]).tolist():
+            kept = again.row_payload(site.name, int(part.candidate[pair]))
+            if kept is None:
+                found.missing += 1
+                continue
+            found.compared += 1
+            if not same or row_digest(site.digest, kept.tobytes()) != digest[pair, index].tobytes():
+                found.differ.append((pair, column))
+    return found

@@ -27,13 +27,15 @@ MOST_PIECES = 64
 class Tap:
     """The tensors [padded rows, ...] that pass one place of a model; some may be None.
 
-    `record` is as `Group.tap` says.
+    `record` is as `Group.tap` says. `copied` are, for each site, the numbers of rows of the graphs that copy
+    it: after others its buffer holds old rows.
     """
 
     def __init__(self, group: Group, sites: Sequence[str], record: Record | None) -> None:
         self._group, self.sites, self.record = group, list(sites), record
         self.shapes: list[tuple[torch.dtype, tuple[int, ...]] | None] = [None] * len(self.sites)
         self.buffers: list[torch.Tensor | None] = [None] * len(self.sites)
+        self.copied: list[set[int]] = [set() for _ in self.sites]
         self.unwanted: set[int] = set()
 
     def see(self, *tensors: torch.Tensor | None) -> None:
@@ -65,6 +67,7 @@ class Tap:
             else:
                 targets.append(buffer[:rows])
                 sources.append(tensor)
+                self.copied[index].add(rows)
         if targets:
             _copy_rows(targets, sources)
 
@@ -109,7 +112,7 @@ class Group:
         self.most_rows = 0
         self.problems: list[str] = []
         self._taps: list[Tap] = []
-        self._stacks: list[tuple[torch.Tensor, Stack]] = []
+        self._stacks: list[tuple[torch.Tensor, list[tuple[Tap, int]], Stack]] = []
 
     def tap(self, sites: Sequence[str], record: Record | None = None) -> Tap:
         """A tap on sites, in execution order.
@@ -162,7 +165,8 @@ class Group:
             whole = torch.empty((len(members), rows, *shape), dtype=dtype, device=device)
             for buffer, (tap, index) in zip(whole, members, strict=True):
                 tap.buffers[index] = buffer
-            self._stacks.append((whole, self._stacked([tap.sites[index] for tap, index in members])))
+            record = self._stacked([tap.sites[index] for tap, index in members])
+            self._stacks.append((whole, members, record))
 
     def serve(self, rows: int, requests: int) -> bool:
         """A graph of so many rows has been replayed: record what it left of a batch of so many requests.
@@ -174,12 +178,27 @@ class Group:
                 f"a full graph of {rows} rows was replayed, only those of up to {self._cap} are tapped"
             )
             return False
-        for whole, record in self._stacks:
-            record(whole)
+        for whole, members, record in self._stacks:
+            stale = [tap.sites[index] for tap, index in members if rows not in tap.copied[index]]
+            if stale:
+                self._serve_without(stale, whole, members, rows)
+            else:
+                record(whole)
         for tap in self._taps:
-            if tap.record is not None and any(buffer is not None for buffer in tap.buffers):
+            if tap.record is not None and any(tap.copied):
                 tap.record(*[None if buffer is None else buffer[:requests] for buffer in tap.buffers])
         return True
+
+    def _serve_without(
+        self, stale: Sequence[str], whole: torch.Tensor, members: Sequence[tuple[Tap, int]], rows: int
+    ) -> None:
+        """Record of a stack only what a graph copies: the rest is of an earlier step."""
+        for number, (tap, index) in enumerate(members):
+            site = tap.sites[index]
+            if site in stale:
+                self.cannot(f"{site} is not reached in the full graph of {rows} rows")
+            else:
+                self._stacked([site])(whole[number : number + 1])
 
 
 class Graphs:

@@ -275,5 +275,5 @@ class Pipeline:
                 )
             )
             if found[-1].reproduced:
-                return Witness(ways=list(ways), tries=found), result
+                return Witness(ways=list(ways), tries=found), witness.attributed(result, first_pass)
         return Witness(ways=list(ways), tries=found), first_pass

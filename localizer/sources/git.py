@@ -67,7 +67,7 @@ def changed(folder: Path, revision: str) -> list[str] | None:
     """The tracked files in which the checkout of `folder` differs from a revision; None as for `answer`.
 
     `git diff` writes the index where files are unchanged but for their times, whatever GIT_OPTIONAL_LOCKS
-    says (seen with git 2.39): it gets a copy.
+    says (seen with git 2.39): it gets a copy, which is as old, for git looks into files that are not older.
     """
     place = answer(folder, "rev-parse", "--path-format=absolute", "--git-path", "index")
     if place is None:
@@ -75,7 +75,7 @@ def changed(folder: Path, revision: str) -> list[str] | None:
     with tempfile.TemporaryDirectory(prefix="localizer-") as scratch:
         copy = Path(scratch) / "index"
         try:
-            shutil.copyfile(place.removesuffix("\n"), copy)
+            shutil.copy2(place.removesuffix("\n"), copy)
         except OSError:
             return None
         compared = ("diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--name-only", "-z")

@@ -162,15 +162,20 @@ def side_by_side(sites: Sequence[Sequence[tuple[str, T]]]) -> list[T]:
     """
     if len(sites) == 1:
         return [what for _, what in sites[0]]
-    order: list[str] = []
+    behind: dict[str | None, str | None] = {None: None}  # what follows each name; None is both ends
     there: dict[str, list[T]] = {}
     for mine in sites:
-        at = 0  # where the next one is looked for, or put
+        last: str | None = None
         for name, what in mine:
             base = ranks.base(name)
             if base not in there:
-                order.insert(at, base)
+                behind[base], behind[last] = behind[last], base
                 there[base] = []
-            at = 1 + (at if order[at : at + 1] == [base] else order.index(base))
+            last = base
             there[base].append(what)
-    return [what for base in order for what in there[base]]
+    order: list[T] = []
+    following = behind[None]
+    while following is not None:
+        order += there[following]
+        following = behind[following]
+    return order

@@ -509,6 +509,10 @@ class Capture:
             return len(self.table)
         return sum(part.rows for part in self._joined[1] if part.rank == rank)
 
+    def known(self, part: RowSet) -> int:
+        """How many of the first rows of a set are rows of the table; what else a rank computed is none."""
+        return max(0, min(part.count, self.rows_of(part.rank) - part.start))
+
     def _set_of(self, site: str, row: int) -> RowSet:
         """The set of the site's rank that holds a row."""
         sets = self._by_rank[self.site_ranks[self._columns[site]]]

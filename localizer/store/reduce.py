@@ -61,7 +61,8 @@ def stored(capture: Capture) -> np.ndarray:
     for part in capture.sets:
         for name in part.kept():
             part.check_kept_rows(name)
-            found[part.start + part.kept_rows(name), column[name]] = True
+            rows = part.kept_rows(name)
+            found[part.start + rows[rows < capture.known(part)], column[name]] = True
     return found
 
 
@@ -178,8 +179,11 @@ def _arrays(
     redactor: Redactor | None,
     kept: Collection[bytes],
 ) -> tuple[Mapping[str, np.ndarray], str]:
-    """The tensors and the metadata of a new shard."""
-    rows = slice(part.start, part.start + part.count)
+    """The tensors and the metadata of a new shard; none if no row of the set is one of the table."""
+    known = capture.known(part)
+    if known == 0 < part.count:
+        return {}, ""
+    rows = slice(part.start, part.start + known)
     prefix = capture.table.prefix[rows]
     if what == "rows":
         columns = {name: capture.table.columns[name][rows] for name in COLUMNS}
@@ -187,8 +191,8 @@ def _arrays(
             columns, prefix = redactor.columns(capture, columns, prefix), redactor.prefixes(prefix)
         return columns | {"prefix": prefix}, part.open(part.rows).metadata
     if what == "digests":
-        present = part.present(0, part.count) & cut.digests[rows, None]
-        digest = np.where(present[:, :, None], part.digest(0, part.count), 0).astype(np.uint8)
+        present = part.present(0, known) & cut.digests[rows, None]
+        digest = np.where(present[:, :, None], part.digest(0, known), 0).astype(np.uint8)
         if redactor is not None:
             names = [site.name for site in part.ordered]
             digest = redactor.digests(names, digest, present, prefix, kept)
@@ -199,7 +203,9 @@ def _arrays(
     for column, site in enumerate(capture.sites):
         if part.keeps(site.name):
             indices = part.kept_rows(site.name)
-            mine = cut.payload[rows][indices, column]
+            mine = np.zeros(len(indices), np.bool_)
+            within = indices < known
+            mine[within] = cut.payload[rows][indices[within], column]
             if mine.any():
                 found[site.name] = part.open(part.payload).array(site.name)[mine]
                 found[site.name + ROW_INDEX] = indices[mine]
@@ -223,7 +229,8 @@ def _manifest(
     if missing:
         held = np.zeros(len(capture.sites), np.int64)
         for part in capture.sets:
-            kept = part.present(0, part.count) & cut.digests[part.start : part.start + part.count, None]
+            known = capture.known(part)
+            kept = part.present(0, known) & cut.digests[part.start : part.start + known, None]
             held[part.columns] += kept.sum(axis=0)
         coverage = {
             site.name: Coverage(expected=manifest.coverage[site.name].expected, recorded=int(count))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import Plan, attention, bump, pair
+from builders import Plan, attention, bump, pair, write
 
 from localizer.diff import diff, diff_within
 from localizer.diff.places import key_value_sites, place, taken_in, upstream
@@ -69,6 +69,43 @@ def test_a_fault_of_one_rank_where_the_other_was_not_compared(tmp_path: Path) ->
     changes = {(request, 1, f"{OUTPUT}[1/2]"): bump() for request in REQUESTS}
     absent = frozenset({("r00.00", 1, f"{OUTPUT}[0/2]")})
     assert "one-rank" not in codes(compared(tmp_path, changes=changes, absent=absent, state="incomplete"))
+
+
+@pytest.mark.parametrize("lost", ["candidate", "parent", "both", "other number"])
+def test_a_fault_of_one_rank_where_a_third_was_not_compared(tmp_path: Path, lost: str) -> None:
+    """Two of three ranks say nothing of the third: of the other ranks all must be known to be equal."""
+    three = replace(TWO, ranks=3)
+    site = f"{HIDDEN}@1"
+    gone = {"manifest": False, "absent_ranks": frozenset({2})}
+    ours = gone if lost in ("candidate", "both") else {}
+    theirs = gone if lost in ("parent", "both") else {"ranks": 2} if lost == "other number" else {}
+    changes = {(request, 1 + len(TWO.prompt(request)), site): bump() for request in REQUESTS}
+    candidate = write(tmp_path, replace(three, name="candidate", changes=changes, **ours))
+    parent = write(tmp_path, replace(three, name="parent", **theirs))
+    result = diff(Capture(candidate), Capture(parent))
+    assert result.first is not None
+    assert result.first.site == site
+    assert "one-rank" not in codes(result)
+
+
+def test_a_fault_of_one_of_three_ranks(tmp_path: Path) -> None:
+    changes = {(request, 4, f"{HIDDEN}@1"): bump() for request in REQUESTS}
+    assert "one-rank" in codes(compared(tmp_path, replace(TWO, ranks=3), changes=changes))
+
+
+@pytest.mark.parametrize(
+    ("site", "attribution"),
+    [
+        (f"{attention(1, 'query')}[0/2]", "candidate-only"),
+        (f"{attention(1, 'query')}[1/2]", "also-in-control"),
+        (f"{attention(0, 'output')}[0/2]", "also-in-control"),
+    ],
+)
+def test_noise_of_other_heads_is_not_upstream(tmp_path: Path, site: str, attribution: str) -> None:
+    """Within a layer a rank computes its heads by itself; between layers all ranks add theirs up."""
+    ours, theirs = pair(tmp_path, TWO, changes={("r00.00", 1, f"{OUTPUT}[1/2]"): bump()})
+    noisy = write(tmp_path, replace(TWO, name="control", changes={("r00.00", 1, site): bump()}))
+    assert diff(Capture(ours), Capture(theirs), [Capture(noisy)]).attribution == attribution
 
 
 def test_a_copy_that_differs_on_one_rank(tmp_path: Path) -> None:

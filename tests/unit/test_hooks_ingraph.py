@@ -112,6 +112,7 @@ def test_sites_that_are_not_wanted_take_no_memory() -> None:
     setting.warm_up()
     setting.graphs.prepare({"target": [8]}, 8)
     assert setting.graphs.bytes == 8 * 4 * 2
+    setting.capture(setting.tap, torch.ones(4, 2, 3), torch.ones(4, 4, dtype=torch.bfloat16))
     setting.graphs.target.serve(4, 1)
     assert (len(setting.served("query")), len(setting.served("key"))) == (0, 1)
 
@@ -159,6 +160,23 @@ def test_what_is_missing_is_said(query: Any, problem: str) -> None:
     (sentence,) = setting.graphs.problems
     assert sentence.startswith("1 taps inside full graphs are missing, first: ")
     assert problem in sentence
+
+
+@pytest.mark.parametrize("odd", [None, torch.ones(4, 2, 5)], ids=["not reached", "of another shape"])
+def test_rows_of_another_graph_are_not_served(odd: Any) -> None:
+    """What a graph does not copy is still what an earlier one left: missing, and said so."""
+    setting = Setting()
+    setting.tap = setting.graphs.target.tap(["query", "value"])
+    setting.tap.see(torch.zeros(9, 2, 3), torch.zeros(9, 2, 3))
+    setting.graphs.prepare({"target": [4, 8]}, 8)
+    setting.capture(setting.tap, torch.ones(8, 2, 3), torch.ones(8, 2, 3))
+    setting.capture(setting.tap, odd, torch.full((4, 2, 3), 2.0))
+    assert setting.graphs.target.serve(8, 2)
+    assert (len(setting.served("query")), len(setting.served("value"))) == (1, 1)
+    assert setting.graphs.target.serve(4, 2)
+    assert (len(setting.served("query")), len(setting.served("value"))) == (1, 2)
+    assert setting.served("value")[1][:4].eq(2).all()
+    assert "query is not reached in the full graph of 4 rows" in setting.graphs.target.problems
 
 
 def test_a_second_preparation_changes_nothing() -> None:

@@ -85,6 +85,19 @@ def test_a_checkout_against_the_installed_version(checkout: Path, installed: Pat
     assert of_revision(checkout, git(checkout, "rev-parse", "main~1"), installed, "1.0") is None
 
 
+def test_a_change_in_the_moment_of_the_commit(checkout: Path, installed: Path) -> None:
+    """Of a file that is as old as the index git looks at the bytes: so it must of the copy of the index."""
+    git(checkout, "config", "core.trustctime", "false")  # the test cannot set that time
+    path, index = checkout / "csrc" / "a.cu", checkout / ".git" / "index"
+    before = path.stat()
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+    for touched in (path, index):
+        os.utime(touched, ns=(before.st_atime_ns, before.st_mtime_ns))
+    found = of_overlay(checkout, installed, "1.0")
+    assert found is not None
+    assert found.files == ["csrc/a.cu"]
+
+
 def test_the_commit_that_was_installed_goes_before_its_tag(checkout: Path, installed: Path) -> None:
     git(checkout, "tag", "v1.0", "main~1")
     head = git(checkout, "rev-parse", "main")

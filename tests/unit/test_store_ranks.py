@@ -15,7 +15,8 @@ from builders import Plan, attention, write
 from localizer.errors import DamagedCapture
 from localizer.store import ranks, schema, tensors
 from localizer.store.reader import Capture
-from localizer.store.reduce import reduce, whole
+from localizer.store.redact import Redactor, holds_tokens
+from localizer.store.reduce import kept_digests, reduce, whole
 from localizer.store.verify import DAMAGED, INCOMPLETE, SOUND, verify
 from localizer.wire.spec import HIDDEN, INPUT_IDS
 
@@ -143,11 +144,10 @@ def test_a_complete_capture_of_ranks_that_computed_other_rows_is_damaged(tmp_pat
     assert verify(folder).state == DAMAGED
 
 
-@pytest.mark.parametrize("state", ["complete", "incomplete"])
-def test_ranks_that_contradict_each_other(tmp_path: Path, state: str) -> None:
-    """What a rank computed for other rows is none of the table's rows: damage, or a reason."""
-    folder = write(tmp_path, replace(TWO, state=state, reasons=("why",) * (state == "incomplete")))
-    other = write(tmp_path, replace(TWO, name="other", outputs={"r00.00": [1, 2, 3, 4]}))
+def contradicting(root: Path, state: str) -> Path:
+    """A capture whose rank 1 computed other rows than rank 0 from the second step on."""
+    folder = write(root, replace(TWO, state=state, reasons=("why",) * (state == "incomplete")))
+    other = write(root, replace(TWO, name="other", outputs={"r00.00": [1, 2, 3, 4]}))
     shutil.rmtree(folder / "rank-1")
     shutil.copytree(other / "rank-1", folder / "rank-1")
     lines = [
@@ -155,7 +155,13 @@ def test_ranks_that_contradict_each_other(tmp_path: Path, state: str) -> None:
         *(line for line in (other / schema.JOURNAL).read_text().splitlines() if "rank-1" in line),
     ]
     (folder / schema.JOURNAL).write_text("".join(f"{line}\n" for line in lines))
-    listed(folder)
+    return listed(folder)
+
+
+@pytest.mark.parametrize("state", ["complete", "incomplete"])
+def test_ranks_that_contradict_each_other(tmp_path: Path, state: str) -> None:
+    """What a rank computed for other rows is none of the table's rows: damage, or a reason."""
+    folder = contradicting(tmp_path, state)
     found = verify(folder)
     capture = Capture(folder)
     assert capture.short == ["rank 1 has other rows than the others from step 1 on"]
@@ -165,6 +171,29 @@ def test_ranks_that_contradict_each_other(tmp_path: Path, state: str) -> None:
         later = capture.table.columns["step"] >= 1
         assert not capture.table.present[later][:, columns].any()
         assert capture.row_payload(f"{QUERY}[1/2]", len(capture.table) - 1) is None
+
+
+@pytest.mark.parametrize("redacted", [False, True])
+def test_a_part_of_ranks_that_contradict_each_other(tmp_path: Path, redacted: bool) -> None:
+    """A part makes no rows of the table of what a rank computed for others, nor tells of them."""
+    capture = Capture(contradicting(tmp_path, "incomplete"))
+    cut = whole(capture)
+    total = sum(part.rows for part in capture._joined[1] if part.rank == 1)
+    columns = [number for number, rank in enumerate(capture.site_ranks) if rank == 1]
+    assert not cut.payload[total:][:, columns].any()
+    redactor = Redactor([capture], [["r00.00"]]) if redacted else None
+    cut.digests[-1] = redacted
+    cut.payload[-1] = False
+    for column, site in enumerate(capture.sites):
+        if redactor is not None and holds_tokens(site.name):
+            cut.payload[:, column] &= redactor.told(site.name, capture.table.prefix)
+    reduce(capture, tmp_path / "part", cut, redactor, kept_digests(capture, cut))
+    part = Capture(tmp_path / "part")
+    assert verify(part.folder).state == INCOMPLETE
+    assert part.short == [f"rank 1 has {total} of {len(capture.table)} rows"]
+    there, before = np.asarray(part.table.present), np.asarray(capture.table.present)
+    before[~cut.digests] = False
+    assert np.array_equal(there, before)
 
 
 def test_more_ranks_than_open_json_says_are_foreign(tmp_path: Path) -> None:
@@ -236,3 +265,29 @@ def test_sites_of_ranks_lie_side_by_side() -> None:
         *("a/x", "a/x@1", "n/x@1", "b/query[0/2]", "b/query[1/2]", "c/x", "c/x@1", "z/x@1"),
     ]
     assert ranks.side_by_side([]) == []
+    third = [(name, name) for name in ("c/x@2", "y/x@2", "a/x@2", "z/x@2")]  # as no rank computes
+    assert ranks.side_by_side([first, second, third]) == [
+        *("a/x", "a/x@1", "a/x@2", "n/x@1", "b/query[0/2]", "b/query[1/2]"),
+        *("c/x", "c/x@1", "c/x@2", "y/x@2", "z/x@1", "z/x@2"),
+    ]
+
+
+def test_many_sites_of_ranks_that_say_the_opposite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes a capture decides on their number and order: no site is looked for among all."""
+    compared = 0
+
+    class Base(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    monkeypatch.setattr(ranks.ranks, "base", lambda name: Base(name.partition("@")[0]))
+    names = [f"{number}/x" for number in range(1000)]
+    found = ranks.side_by_side(
+        [[(name, name) for name in names], [(f"{name}@1", name) for name in names[::-1]]]
+    )
+    assert found == [name for name in names for _ in range(2)]
+    assert compared < 10 * len(names)
