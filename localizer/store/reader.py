@@ -196,8 +196,8 @@ class Capture:
             try:
                 shard = schema.parse(line, Shard)
             except ValueError:
-                if number == len(lines) and self.manifest is None:
-                    break  # a torn last line is what a killed run leaves
+                if self.manifest is None and (number == len(lines) or self.open.observer.ranks > 1):
+                    continue  # a killed run leaves a torn last line, behind which other ranks may go on
                 raise DamagedCapture(
                     f"{path} is damaged in line {number}; fetch the capture again."
                 ) from None

@@ -291,3 +291,22 @@ def test_many_sites_of_ranks_that_say_the_opposite(monkeypatch: pytest.MonkeyPat
     )
     assert found == [name for name in names for _ in range(2)]
     assert compared < 10 * len(names)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_behind_a_torn_line_of_the_journal_other_ranks_may_go_on(tmp_path: Path, number: int) -> None:
+    """As on a full disk: what the line and the next one listed is not there, the rest is; for one rank it is
+    damage."""
+    folder = write(tmp_path, replace(TWO, ranks=number, manifest=False))
+    path = folder / schema.JOURNAL
+    lines = path.read_text().splitlines(keepends=True)
+    which = next(place for place, line in enumerate(lines) if f"rank-{number - 1}/payload" in line)
+    path.write_text("".join([*lines[:which], '{"name":"rank-0/ro', *lines[which:]]))
+    if number == 1:
+        with pytest.raises(DamagedCapture, match=f"is damaged in line {which + 1}"):
+            Capture(folder)
+        return
+    capture = Capture(folder)
+    assert len(capture.files) == len(lines) - 1
+    assert len(capture.table) > 0
+    assert verify(folder).state == INCOMPLETE
