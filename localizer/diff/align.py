@@ -112,11 +112,7 @@ def pair_rows(candidate: Table, parent: Table, *, with_request: bool) -> tuple[n
     The key is that of `keyed`. Rows without one never pair.
     """
     left, right = comparable_rows(candidate), comparable_rows(parent)
-    if len(left) == len(right) and all(
-        _equal_keys(candidate, left[part], parent, right[part], with_request)
-        for start in range(0, len(left), BLOCK)
-        for part in [slice(start, start + BLOCK)]
-    ):
+    if _equal_keys(candidate, left, parent, right, with_request):
         return left, right  # the usual case: the same rows in the same order
     ours, theirs = _keys(candidate, left, with_request), _keys(parent, right, with_request)
     one, other = _grouped(ours, theirs)
@@ -159,9 +155,17 @@ def comparable_rows(table: Table) -> np.ndarray:
 
 
 def _equal_keys(one: Table, rows: np.ndarray, other: Table, others: np.ndarray, with_request: bool) -> bool:
-    """Whether rows of two tables, equally many, have the same keys, one after the other."""
-    keys = zip(_keys(one, rows, with_request), _keys(other, others, with_request), strict=True)
-    return all(np.array_equal(ours, theirs) for ours, theirs in keys)
+    """Whether rows of two tables have the same keys, one after the other; looked at block by block."""
+    if len(rows) != len(others):
+        return False
+    for start in range(0, len(rows), BLOCK):
+        part = slice(start, start + BLOCK)
+        keys = zip(
+            _keys(one, rows[part], with_request), _keys(other, others[part], with_request), strict=True
+        )
+        if not all(np.array_equal(ours, theirs) for ours, theirs in keys):
+            return False
+    return True
 
 
 def _grouped(*sides: list[np.ndarray]) -> list[np.ndarray]:

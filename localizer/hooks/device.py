@@ -195,11 +195,7 @@ class DeviceSink:
             if width > self._longest:
                 raise ValueError(f"a row of {width} bytes does not fit a frame of {self._longest} bytes")
             for first, many in pieces(count, width, self._longest):
-                place = self._packing.rows([site], first, many, width)
-                if place is None:
-                    self.flush()
-                    place = self._packing.rows([site], first, many, width)
-                assert place is not None
+                place = self._place([site], first, many, width)
                 if hashed:
                     self._digests.append(self._view(place, torch.uint8, (many, width)))
                     self._rows.append(tensor[first : first + many])
@@ -244,17 +240,22 @@ class DeviceSink:
             self.rows(sites, tensors.unbind(), count)
             return
         for start, many in pieces(len(sites), count * width, self._longest):
-            place = self._packing.rows(sites[start : start + many], 0, count, width)
-            if place is None:
-                self.flush()
-                place = self._packing.rows(sites[start : start + many], 0, count, width)
-            assert place is not None
+            place = self._place(sites[start : start + many], 0, count, width)
             taken = tensors[start : start + many, :count]
             if hashed:
                 assert self._hashing is not None
                 self._hashing.stack(taken, self._view(place, torch.uint8, (many, count, width)))
             elif width and count:
                 self._view(place, tensors.dtype, (many, count, *shape)).copy_(taken)
+
+    def _place(self, sites: Sequence[int], first: int, count: int, width: int) -> int:
+        """Take room for rows of sites in a buffer, in the next one if this is full; their offset."""
+        place = self._packing.rows(sites, first, count, width)
+        if place is None:
+            self.flush()
+            place = self._packing.rows(sites, first, count, width)
+        assert place is not None
+        return place
 
     def _copy(self) -> None:
         """Copy, and hash, what is due."""

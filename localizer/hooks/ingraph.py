@@ -113,6 +113,7 @@ class Group:
         self.problems: list[str] = []
         self._taps: list[Tap] = []
         self._stacks: list[tuple[torch.Tensor, list[tuple[Tap, int]], Stack]] = []
+        self._served: dict[int, list[tuple[torch.Tensor, Stack]]] = {}  # by rows of a graph
 
     def tap(self, sites: Sequence[str], record: Record | None = None) -> Tap:
         """A tap on sites, in execution order.
@@ -178,27 +179,29 @@ class Group:
                 f"a full graph of {rows} rows was replayed, only those of up to {self._cap} are tapped"
             )
             return False
-        for whole, members, record in self._stacks:
-            stale = [tap.sites[index] for tap, index in members if rows not in tap.copied[index]]
-            if stale:
-                self._serve_without(stale, whole, members, rows)
-            else:
-                record(whole)
+        if rows not in self._served:
+            self._served[rows] = self._copied(rows)
+        for whole, record in self._served[rows]:
+            record(whole)
         for tap in self._taps:
             if tap.record is not None and any(tap.copied):
                 tap.record(*[None if buffer is None else buffer[:requests] for buffer in tap.buffers])
         return True
 
-    def _serve_without(
-        self, stale: Sequence[str], whole: torch.Tensor, members: Sequence[tuple[Tap, int]], rows: int
-    ) -> None:
-        """Record of a stack only what a graph copies: the rest is of an earlier step."""
-        for number, (tap, index) in enumerate(members):
-            site = tap.sites[index]
-            if site in stale:
-                self.cannot(f"{site} is not reached in the full graph of {rows} rows")
-            else:
-                self._stacked([site])(whole[number : number + 1])
+    def _copied(self, rows: int) -> list[tuple[torch.Tensor, Stack]]:
+        """What graphs of so many rows copy, with what records it; the rest of a stack is of earlier steps."""
+        found = []
+        for whole, members, record in self._stacks:
+            if all(rows in tap.copied[index] for tap, index in members):
+                found.append((whole, record))
+                continue
+            for number, (tap, index) in enumerate(members):
+                site = tap.sites[index]
+                if rows in tap.copied[index]:
+                    found.append((whole[number : number + 1], self._stacked([site])))
+                else:
+                    self.cannot(f"{site} is not reached in the full graph of {rows} rows")
+        return found
 
 
 class Graphs:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from localizer.hooks import drafts, layout, unchanged
+from localizer.hooks.arguments import Take, pass_on
 from localizer.hooks.boundaries import Boundary, Op, block, boundaries, choose, is_eager
 from localizer.hooks.ingraph import Graphs, Group
 from localizer.hooks.logits import tap_logits
@@ -40,9 +41,6 @@ from localizer.wire.spec import (
     TOKEN,
     TOKEN_ROWS,
 )
-
-Take = Callable[[Any, Any], None]
-"""Takes the arguments of a call, positional and named."""
 
 
 def install(
@@ -181,7 +179,7 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool,
     rows = recorder.draft_rows if draft else recorder.rows
 
     def reading(which: Sequence[tuple[str, str]], record: Callable[..., None]) -> Take:
-        return _pass_on([parameter for parameter, _ in which], order, record)
+        return pass_on([parameter for parameter, _ in which], order, record)
 
     def recorded(which: Sequence[tuple[str, str]]) -> Take:
         return reading(which, recorder.tap([f"{name}/{part}" for _, part in which], draft))
@@ -225,23 +223,3 @@ def _tap_op(undo: ExitStack, op: Op, name: str, recorder: Recorder, draft: bool,
         return result
 
     replace(undo, op.owner, op.method, tapped)
-
-
-def _pass_on(names: Sequence[str], order: Sequence[str], action: Callable[..., None]) -> Take:
-    """Call `action` with the arguments of these names; `order` are the names of all parameters."""
-    if not names:
-        return lambda args, kwargs: None
-    places = [order.index(name) for name in names]
-    first, behind = min(places), max(places) + 1
-    together = places == list(range(first, behind))
-
-    def take(args: Any, kwargs: Any) -> None:
-        if len(args) <= first:
-            action(*map(kwargs.get, names))
-        elif together and len(args) >= behind:
-            action(*args[first:behind])
-        else:
-            pairs = zip(places, names, strict=True)
-            action(*[args[place] if place < len(args) else kwargs.get(name) for place, name in pairs])
-
-    return take

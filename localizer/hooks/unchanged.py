@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from localizer.hooks.arguments import pass_on
 from localizer.hooks.ingraph import Group
 from localizer.hooks.recorder import Recorder
 
@@ -36,22 +37,22 @@ def checked(
     changed: torch.Tensor | None = None
     seen = False
 
-    def rows(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        places = [(order.index(parameter), parameter) for parameter in parameters]
-        given = [args[index] if index < len(args) else kwargs.get(key) for index, key in places]
+    def rows(given: Sequence[Any]) -> list[torch.Tensor]:
         return [raw(tensor) for tensor in given if isinstance(tensor, torch.Tensor)]
 
     @recorder.guarded
-    def keep(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        old.extend(rows(args, kwargs))
+    def kept(*given: Any) -> None:
+        old.extend(rows(given))
 
     @recorder.guarded
-    def compare(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def compared(*given: Any) -> None:
         nonlocal changed
-        for one, other in zip(old, rows(args, kwargs), strict=True):
+        for one, other in zip(old, rows(given), strict=True):
             change = (one != other).any()
             changed = change if changed is None else changed | change
         old.clear()
+
+    keep, compare = (pass_on(parameters, order, action) for action in (kept, compared))
 
     def complaint() -> str | None:
         if changed is not None and bool(changed):

@@ -141,10 +141,15 @@ def _equal_rows(table: Columns, part: Columns, start: int) -> int:
     return count if same.all() else int(np.argmin(same))
 
 
+def absent(missing: Sequence[int]) -> list[str]:
+    """That ranks left nothing, in sentences."""
+    return [f"rank {rank} is missing" for rank in missing]
+
+
 def short(table: Columns, parts: Sequence[RankRows], missing: Sequence[int]) -> list[str]:
     """Which ranks lack rows of a table, in sentences; `missing` are those that left none."""
     total = len(table["position"])
-    found = [f"rank {rank} is missing" for rank in missing] if total else []
+    found = absent(missing) if total else []
     for part in parts:
         if part.rows < sum(item.count for item in part.sets):
             step = int(table["step"][part.rows])

@@ -98,7 +98,7 @@ class Capture:
     def reasons(self) -> list[str]:
         """Why the capture is incomplete; empty when it is complete."""
         if self.manifest is None:
-            missing = [f"rank {rank} is missing" for rank in self.missing_ranks]
+            missing = ranks.absent(self.missing_ranks)
             return ["it has no manifest: the run was killed, interrupted or failed", *missing]
         return list(self.manifest.reasons)
 

@@ -126,15 +126,20 @@ def assert_sound_but_incomplete(capture: Capture) -> None:
     assert capture.outputs
 
 
-def test_kill_of_the_engine(running: Callable[..., Running]) -> None:
-    run = running(environment=IN_PROCESS)
+def kill_while_generating(run: Running, victim: str, said: str) -> None:
+    """localize says why it ends, nothing is left behind, and what was recorded is sound."""
     run.generating()
     family = run.family()
-    run.find("localizer.hooks.program").send_signal(signal.SIGKILL)
+    run.find(victim).kill()
     assert run.ended() == 2
-    assert "The source ended early: it was ended by signal 9" in run.errors.read_text()
+    assert said in run.errors.read_text()
     until(gone(family), "every process is gone")
     assert_sound_but_incomplete(run.capture())
+
+
+def test_kill_of_the_engine(running: Callable[..., Running]) -> None:
+    run = running(environment=IN_PROCESS)
+    kill_while_generating(run, "localizer.hooks.program", "The source ended early: it was ended by signal 9")
 
 
 @pytest.mark.parametrize(
@@ -145,14 +150,7 @@ def test_kill_of_the_engine(running: Callable[..., Running]) -> None:
     ],
 )
 def test_kill_in_the_multiprocess_engine(running: Callable[..., Running], victim: str, cause: str) -> None:
-    run = running()
-    run.generating()
-    family = run.family()
-    run.find(victim).kill()
-    assert run.ended() == 2
-    assert f"The source ended early: {cause}" in run.errors.read_text()
-    until(gone(family), "every process is gone")
-    assert_sound_but_incomplete(run.capture())
+    kill_while_generating(running(), victim, f"The source ended early: {cause}")
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers need two processors")
@@ -161,15 +159,8 @@ def test_kill_of_one_of_two_workers(running: Callable[..., Running]) -> None:
         *("--engine", "tensor_parallel_size=2"),
         environment=IN_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
     )
-    run.generating()
-    family = run.family()
-    run.find("VLLM::Worker_TP1").kill()
-    assert run.ended() == 2
-    assert "The source ended early: the process VllmWorker-1 died" in run.errors.read_text()
-    until(gone(family), "every process is gone")
-    capture = run.capture()
-    assert_sound_but_incomplete(capture)
-    assert {part.rank for part in capture.sets} == {0, 1}
+    kill_while_generating(run, "VLLM::Worker_TP1", "The source ended early: the process VllmWorker-1 died")
+    assert {part.rank for part in run.capture().sets} == {0, 1}
 
 
 def test_kill_of_localize(running: Callable[..., Running]) -> None:
@@ -182,14 +173,7 @@ def test_kill_of_localize(running: Callable[..., Running]) -> None:
 
 
 def test_kill_of_the_writer(running: Callable[..., Running]) -> None:
-    run = running(environment=IN_PROCESS)
-    run.generating()
-    family = run.family()
-    run.find("localizer.capture.writer").kill()
-    assert run.ended() == 2
-    assert "The writer of" in run.errors.read_text()
-    until(gone(family), "every process is gone")
-    assert_sound_but_incomplete(run.capture())
+    kill_while_generating(running(environment=IN_PROCESS), "localizer.capture.writer", "The writer of")
 
 
 @pytest.mark.parametrize("phase", ["starting vLLM", "loading the model", "generating"])
