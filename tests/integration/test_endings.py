@@ -22,10 +22,10 @@ from localizer.store.verify import INCOMPLETE, verify
 pytestmark = pytest.mark.engine
 
 ENDLESS = (
-    *("--model", "tiny", "--matrix", "2", "--repeats", "500", "--max-tokens", "200"),
+    *("--model", "tiny", "--matrix", "16", "--repeats", "500", "--max-tokens", "200"),
     *("--engine", "enforce_eager=true", "--engine", "kv_cache_memory_bytes=268435456"),
 )
-"""A workload that takes much longer than any test."""
+"""A workload that takes much longer than any test, and fills a shard within some 200 steps."""
 
 PATIENCE = 240.0
 """Seconds after which something that should have happened counts as not happening."""
@@ -66,10 +66,18 @@ class Running:
             )
         self.root = root
 
+    def going(self) -> bool:
+        """True: a capture that has ended will not do what a test waits for."""
+        assert self.process.poll() is None, self.errors.read_text()
+        return True
+
     def saying(self, text: str) -> bool:
         """Whether progress has said `text`."""
-        assert self.process.poll() is None, self.errors.read_text()
-        return text in self.errors.read_text()
+        return self.going() and text in self.errors.read_text()
+
+    def shards(self) -> int:
+        """How many shards are on disk that keep rows."""
+        return sum(1 for _ in self.root.rglob("payload-*.safetensors"))
 
     def family(self) -> list[psutil.Process]:
         """localize and all its descendants."""
@@ -83,7 +91,7 @@ class Running:
     def generating(self) -> None:
         """Wait until rows are being recorded on disk."""
         until(lambda: self.saying("generating"), "the engine generates")
-        until(lambda: any(self.root.rglob("payload-00000.safetensors")), "a shard is on disk")
+        until(lambda: self.going() and self.shards() > 0, "a shard is on disk")
 
     def ended(self) -> int:
         """Wait for localize to end; its exit status."""
