@@ -352,7 +352,7 @@ def test_a_fault_behind_the_engine_reaches_it() -> None:
     line.ring.fail()
     line.sink.rows([0], [torch.ones(2)], 2)
     line.sink.flush()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while line.sink._pump.error is None and time.monotonic() < deadline:
         time.sleep(0.001)
     line.sink.message(type="end")
